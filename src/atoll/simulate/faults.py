@@ -8,7 +8,7 @@ run if that is None.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
 from atoll.errors import UsageError
@@ -60,7 +60,7 @@ class Fault:
 class ProcessFault(Fault):
     """A fault of one process, its disk or its clock. Abstract."""
 
-    process: str
+    process: str = field(kw_only=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class LinkFault(Fault):
     """
 
     is_condition: ClassVar[bool] = True
-    link: str
+    link: str = field(kw_only=False)
     for_s: float | None = None
 
     @property

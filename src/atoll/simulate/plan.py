@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, ParamSpec
 
 from atoll.errors import UsageError
 from atoll.settings.rules import nearest, shown
@@ -48,6 +48,23 @@ from atoll.simulate.faults import (
     Throttle,
 )
 
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class FaultMethod(Generic[P]):
+    """A method of `FaultPlan` that adds one kind of fault, with its parameters."""
+
+    make_fault: Callable[P, Fault]
+
+    def __get__(
+        self, plan: FaultPlan, owner: type[FaultPlan] | None = None
+    ) -> Callable[P, FaultPlan]:
+        def add(*args: P.args, **kwargs: P.kwargs) -> FaultPlan:
+            return plan.adding(self.make_fault(*args, **kwargs))
+
+        return add
+
 
 @dataclass(frozen=True)
 class FaultPlan:
@@ -60,189 +77,28 @@ class FaultPlan:
 
     faults: tuple[Fault, ...] = ()
 
+    kill = FaultMethod(Kill)
+    freeze = FaultMethod(Freeze)
+    slow = FaultMethod(Slow)
+    delay = FaultMethod(DelayFault)
+    loss = FaultMethod(Loss)
+    duplicate = FaultMethod(Duplicate)
+    reorder = FaultMethod(Reorder)
+    corrupt = FaultMethod(Corrupt)
+    throttle = FaultMethod(Throttle)
+    disk_full = FaultMethod(FullDisk)
+    disk_read_only = FaultMethod(ReadOnlyDisk)
+    rollback = FaultMethod(Rollback)
+    clock_jump = FaultMethod(ClockJump)
+    clock_drift = FaultMethod(ClockDrift)
+    outage = FaultMethod(Outage)
+    list_lag = FaultMethod(ListLag)
+    roster_lag = FaultMethod(RosterLag)
+    damage = FaultMethod(Damage)
+
     def adding(self, fault: Fault) -> FaultPlan:
         """Return this plan with `fault` as its last."""
         return FaultPlan((*self.faults, fault))
-
-    def kill(
-        self,
-        process: str,
-        *,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        back_after_s: float | None = None,
-    ) -> FaultPlan:
-        """Kill a process, and restart it after `back_after_s` if that is given."""
-        return self.adding(
-            Kill(
-                process=process,
-                at_s=at_s,
-                at_round=at_round,
-                back_after_s=back_after_s,
-            )
-        )
-
-    def freeze(
-        self,
-        process: str,
-        *,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float | None = None,
-    ) -> FaultPlan:
-        """Stop a process as SIGSTOP does, and resume it after `for_s`."""
-        return self.adding(
-            Freeze(
-                process=process,
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
-
-    def slow(
-        self,
-        process: str,
-        *,
-        factor: float,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float | None = None,
-    ) -> FaultPlan:
-        """Make the work of a process take `factor` times as long."""
-        return self.adding(
-            Slow(
-                process=process,
-                factor=factor,
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
-
-    def delay(
-        self,
-        link: str,
-        *,
-        by_s: float,
-        rate: float = 1.0,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float | None = None,
-    ) -> FaultPlan:
-        """Delay messages of a link by `by_s`, each with probability `rate`."""
-        return self.adding(
-            DelayFault(
-                link=link,
-                by_s=by_s,
-                rate=rate,
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
-
-    def loss(
-        self,
-        link: str,
-        *,
-        rate: float,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float | None = None,
-    ) -> FaultPlan:
-        """Lose messages of a link, each with probability `rate`."""
-        return self.adding(
-            Loss(
-                link=link,
-                rate=rate,
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
-
-    def duplicate(
-        self,
-        link: str,
-        *,
-        rate: float,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float | None = None,
-    ) -> FaultPlan:
-        """Deliver messages of a link twice, each with probability `rate`."""
-        return self.adding(
-            Duplicate(
-                link=link,
-                rate=rate,
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
-
-    def reorder(
-        self,
-        link: str,
-        *,
-        by_s: float,
-        rate: float = 1.0,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float | None = None,
-    ) -> FaultPlan:
-        """Reorder messages of a link: each is delayed by up to `by_s`."""
-        return self.adding(
-            Reorder(
-                link=link,
-                by_s=by_s,
-                rate=rate,
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
-
-    def corrupt(
-        self,
-        link: str,
-        *,
-        rate: float = 1.0,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float | None = None,
-    ) -> FaultPlan:
-        """Change messages of a link, each with probability `rate`."""
-        return self.adding(
-            Corrupt(
-                link=link,
-                rate=rate,
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
-
-    def throttle(
-        self,
-        link: str,
-        *,
-        bytes_per_s: float,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float | None = None,
-    ) -> FaultPlan:
-        """Limit each direction of a link to `bytes_per_s`."""
-        return self.adding(
-            Throttle(
-                link=link,
-                bytes_per_s=bytes_per_s,
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
 
     def partition(
         self,
@@ -252,178 +108,9 @@ class FaultPlan:
         for_s: float | None = None,
     ) -> FaultPlan:
         """Cut groups off from each other and from all unnamed processes."""
+        named = tuple(map(tuple, groups))
         return self.adding(
-            Partition(
-                groups=tuple(map(tuple, groups)),
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
-
-    def disk_full(
-        self,
-        process: str,
-        *,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float | None = None,
-    ) -> FaultPlan:
-        """Make the disk of a process full."""
-        return self.adding(
-            FullDisk(
-                process=process,
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
-
-    def rollback(
-        self,
-        process: str,
-        *,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float,
-    ) -> FaultPlan:
-        """Copy a process's disk, restore the copy after `for_s`, and restart it."""
-        return self.adding(
-            Rollback(process=process, at_s=at_s, at_round=at_round, for_s=for_s)
-        )
-
-    def disk_read_only(
-        self,
-        process: str,
-        *,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float | None = None,
-    ) -> FaultPlan:
-        """Make the disk of a process read-only."""
-        return self.adding(
-            ReadOnlyDisk(
-                process=process,
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
-
-    def clock_jump(
-        self,
-        process: str,
-        *,
-        by_s: float,
-        at_s: float | None = None,
-        at_round: int | None = None,
-    ) -> FaultPlan:
-        """Set a process's clock ahead by `by_s`; below 0 it stands still instead."""
-        return self.adding(
-            ClockJump(
-                process=process,
-                by_s=by_s,
-                at_s=at_s,
-                at_round=at_round,
-            )
-        )
-
-    def clock_drift(
-        self,
-        process: str,
-        *,
-        rate: float,
-        at_s: float | None = None,
-        at_round: int | None = None,
-    ) -> FaultPlan:
-        """Make a process's clock show `rate` seconds per true second."""
-        return self.adding(
-            ClockDrift(
-                process=process,
-                rate=rate,
-                at_s=at_s,
-                at_round=at_round,
-            )
-        )
-
-    def outage(
-        self,
-        process: str,
-        *,
-        rate: float = 1.0,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float | None = None,
-    ) -> FaultPlan:
-        """Fail requests to a store, each with probability `rate`."""
-        return self.adding(
-            Outage(
-                process=process,
-                rate=rate,
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
-
-    def list_lag(
-        self,
-        process: str,
-        *,
-        by_s: float,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float | None = None,
-    ) -> FaultPlan:
-        """Make the lists of a store up to `by_s` late."""
-        return self.adding(
-            ListLag(
-                process=process,
-                by_s=by_s,
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
-
-    def roster_lag(
-        self,
-        process: str,
-        *,
-        by_s: float,
-        at_s: float | None = None,
-        at_round: int | None = None,
-        for_s: float | None = None,
-    ) -> FaultPlan:
-        """Delay rosters by `by_s` between their decision and their put."""
-        return self.adding(
-            RosterLag(
-                process=process,
-                by_s=by_s,
-                at_s=at_s,
-                at_round=at_round,
-                for_s=for_s,
-            )
-        )
-
-    def damage(
-        self,
-        process: str,
-        *,
-        how: str,
-        prefix: str = "",
-        at_s: float | None = None,
-        at_round: int | None = None,
-    ) -> FaultPlan:
-        """Damage one object of a store: "flip", "cut", "swap" or "remove" it."""
-        return self.adding(
-            Damage(
-                process=process,
-                how=how,
-                prefix=prefix,
-                at_s=at_s,
-                at_round=at_round,
-            )
+            Partition(groups=named, at_s=at_s, at_round=at_round, for_s=for_s)
         )
 
     def to_toml(self) -> str:

@@ -326,7 +326,7 @@ def test_no_round_opens_beyond_the_last() -> None:
     service, disk = make(end_rounds=1)
     a = join(service, "a")
     service.handle(update(service, a, 1.0), 1.0)
-    with pytest.raises(RunEnded, match="round 1 was the last"):
+    with pytest.raises(RunEnded, match="ended with round 1"):
         service.handle(OutcomeCall(0, 2), 1.0)
     disk.crash()
     again = Service.open(disk, now_s=2.0)

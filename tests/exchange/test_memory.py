@@ -243,7 +243,7 @@ def test_a_later_life_fences_the_earlier() -> None:
     new = join(run, "a")
     assert (new.incarnation, new.slot) == (old.incarnation + 1, old.slot)
 
-    with pytest.raises(LeaseLost, match=r"incarnation 1"):
+    with pytest.raises(LeaseLost, match=r"Incarnation 1"):
         run.publish(update(run, old, 1.0))
     with pytest.raises(LeaseLost):
         run.heartbeat(Heartbeat(island="a", incarnation=1, step=5))

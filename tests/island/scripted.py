@@ -13,7 +13,15 @@ import numpy as np
 
 from atoll.exchange import Frame, Outcome
 from atoll.exchange.memory import MemoryFragment
-from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Position, Reception
+from atoll.protocol import (
+    Heartbeat,
+    JoinReply,
+    JoinRequest,
+    Position,
+    Reception,
+    judge_updates,
+)
+from atoll.protocol.events import CloseRound
 from atoll.settings import RunSettings
 from atoll.weights import lay_out
 from atoll.wire import FrameKind, Header, with_body
@@ -34,6 +42,7 @@ class ScriptedRun:
         self.settings, self.script = settings, script
         self.fragments: list[MemoryFragment] = []
         self.published: list[Frame] = []
+        self.bases: set[bytes] = set()
 
     def join(self, request: JoinRequest) -> JoinReply:
         self.fragments = [
@@ -61,14 +70,9 @@ class ScriptedRun:
             return Reception.STAGED
         self.published.append(frame)
         fate = next(self.script)
-        if fate == "missed":
-            fragment.stage(self._zeros(fragment))
-        else:
-            fragment.stage(frame)
-        fragment.close(frozenset())
+        self._close(fragment, self._zeros(fragment) if fate == "missed" else frame)
         for _ in range(PASSED.get(fate, 0)):
-            fragment.stage(self._zeros(fragment))
-            fragment.close(frozenset())
+            self._close(fragment, self._zeros(fragment))
         return Reception.COMMITTED if fate == "missed" else Reception.STAGED
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
@@ -81,9 +85,34 @@ class ScriptedRun:
         pass
 
     def _position(self) -> Position:
-        rounds = tuple(fragment.open_round for fragment in self.fragments)
+        rounds = tuple(
+            fragment.state.round + 1 if fragment.is_founded else 1
+            for fragment in self.fragments
+        )
         last = self.settings.run.end_rounds
         return Position(step=0, rounds=rounds or (1,), last_round=last)
+
+    def _close(self, fragment: MemoryFragment, frame: Frame) -> None:
+        """Commit a round with one update."""
+        header = frame.header
+        roster = judge_updates(
+            [header],
+            base=fragment.state.digest,
+            known_bases=self.bases,
+            norms={},
+            counted=lambda _: None,
+            settings=self.settings,
+        )
+        self.bases.add(fragment.state.digest)
+        close = CloseRound(
+            fragment=fragment.index,
+            round=header.round,
+            roster=roster,
+            staged=(header,),
+            outer=fragment.terms.outer,
+            epoch=0,
+        )
+        fragment.commit(close, {header.island: frame})
 
     def _zeros(self, fragment: MemoryFragment) -> Frame:
         up, elements = fragment.terms.up, fragment.layout.elements
@@ -93,7 +122,7 @@ class ScriptedRun:
             kind=FrameKind.UPDATE,
             run="run",
             fragment=fragment.index,
-            round=fragment.open_round,
+            round=fragment.state.round + 1,
             island="other",
             incarnation=1,
             base=fragment.state.digest,

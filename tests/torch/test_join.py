@@ -89,7 +89,7 @@ def test_an_island_that_left_comes_back_as_its_next_incarnation() -> None:
             assert second_life.slot == first_life.slot == 1
             assert second_life.seed == first_life.seed
             assert second_life.inner_steps == 0
-            with pytest.raises(LeaseLost, match="incarnation 1"):
+            with pytest.raises(LeaseLost, match="Incarnation 1"):
                 run.heartbeat(Heartbeat(island="b", incarnation=1, step=3))
             run.heartbeat(Heartbeat(island="b", incarnation=2, step=3))
 
@@ -102,7 +102,7 @@ def test_a_life_that_was_replaced_is_told_at_its_next_step() -> None:
     run.leave("a", 1)
 
     with (
-        pytest.raises(LeaseLost, match=r"'a' is not live.*Join again"),
+        pytest.raises(LeaseLost, match=r"'a' has left.*Join again"),
         island,
     ):
         train(model, optimizer)
@@ -160,7 +160,7 @@ def test_a_taken_name_is_refused() -> None:
     run, models = run_of(), [Weights(1.0), Weights(1.0)]
     with (
         atoll.torch.join(models[0], sgd(models[0]), run, island="a"),
-        pytest.raises(UsageError, match="'a' is live in this run already"),
+        pytest.raises(UsageError, match="'a' is live in this run"),
     ):
         atoll.torch.join(models[1], sgd(models[1]), run, island="a")
 

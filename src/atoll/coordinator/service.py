@@ -34,7 +34,7 @@ from atoll.coordinator.submissions import (
 )
 from atoll.disk import Disk
 from atoll.disk.space import RECORDS_BYTES
-from atoll.errors import DiskError, Refused, RunEnded, Unreachable
+from atoll.errors import DiskError, Refused, Unreachable
 from atoll.exchange import Frame, Outcome, calls
 from atoll.journal import (
     CreatedRecord,
@@ -332,7 +332,7 @@ class Service:
         header, fragment = frame.header, frame.header.fragment
         require_staying(self.state)
         self.state.members.require(call.island, call.incarnation)
-        self.receipts.require_recovery(call, self._open_round(fragment))
+        self.receipts.require_recovery(call, self.state.round(fragment).number)
         lost = self.state.lost_state(fragment, now_s)
         if lost is None or lost != HeldRound(header.round, header.base):
             return self.state.position(now_s)
@@ -476,22 +476,18 @@ class Service:
 
     def agreed_bytes(self, fragment: int) -> int:
         """Return the largest size of a round that a collective has reduced."""
-        self._open_round(fragment)
+        self.state.round(fragment)
         return self._collective_round(fragment).most_bytes(
             len(self.state.members.known)
         )
 
     def _outcome(self, call: calls.OutcomeCall, now_s: float) -> Outcome | None:
-        last = self.state.last_round
-        if call.round < self._open_round(call.fragment):
+        if call.round < self.state.round(call.fragment).number:
             agreed = self._committer.outcome(
                 call.fragment, call.round, has_body=call.has_body
             )
             return self.receipts.with_receipts(agreed, self.state.position(now_s))
-        if last is not None and call.round > last:
-            raise RunEnded(
-                f"Round {call.round} will not open: round {last} was the last."
-            )
+        self.state.require_opens(call.round)
         return None
 
     def settled_round(self, fragment: int) -> int:
@@ -500,8 +496,7 @@ class Service:
         Raises:
             Unreachable: a round is being committed: ask again.
         """
-        self._open_round(fragment)
-        if self.state.rounds[fragment].phase is Phase.CLOSING:
+        if self.state.round(fragment).phase is Phase.CLOSING:
             raise Unreachable(
                 f"A round of fragment {fragment} waits for the coordinator's disk. "
                 "Ask again."
@@ -526,14 +521,6 @@ class Service:
     def outer_of(self, fragment: int) -> OuterValues:
         """Return the current values of a fragment's outer optimizer."""
         return terms_of(self._layout[fragment], self.state.settings).outer
-
-    def _open_round(self, fragment: int) -> int:
-        if not 0 <= fragment < len(self.state.rounds):
-            raise Refused(
-                f"Fragment {fragment} does not exist: the run has "
-                f"{len(self.state.rounds)}."
-            )
-        return self.state.rounds[fragment].number
 
     def _leave(self, island: str, incarnation: int, now_s: float) -> None:
         member = self.state.members.known.get(island)

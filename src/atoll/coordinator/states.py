@@ -35,6 +35,7 @@ from atoll.exchange.api import Incoming, RequestHead
 from atoll.exchange.api.requests import recover_call
 from atoll.exchange.calls import FoundCall, RecoverCall
 from atoll.protocol import ModelSpec
+from atoll.protocol.coordinator_state import require_fragment
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState, Layout, lay_out
 from atoll.wire import pack
@@ -198,10 +199,7 @@ class StateUploads:
         """
         sender = head.island, head.incarnation
         layout, fragment = self._layout(*sender), head.fragment
-        if fragment >= len(layout):
-            raise Refused(
-                f"Fragment {fragment} does not exist: the run has {len(layout)}."
-            )
+        require_fragment(fragment, len(layout))
         with try_lock(self._recovering[fragment], f"recovery of fragment {fragment}"):
             max_bytes = ROSTER_BYTES + header_bytes(layout[fragment].elements)
             outcomes, header = incoming.recovery_headers(max_bytes=max_bytes)

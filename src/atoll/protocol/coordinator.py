@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from atoll.errors import Refused
 from atoll.protocol import events, join_leave, operators
 from atoll.protocol.coordinator_state import CoordinatorState, all_heard, lost_state
 from atoll.protocol.membership import Member
@@ -164,7 +163,7 @@ def _store(
     # events, outside of its lock, and the round may have closed since.
     header = event.header
     member = state.members.require(header.island, header.incarnation)
-    round = _round(state, header)
+    round = state.round_of(header)
     reception = _receive(state, member, header)
     if reception is Reception.WANTED:
         state = _with_round(state, header.fragment, round.stage(header, now_s))
@@ -192,7 +191,7 @@ def _gather(
 
 def _receive(state: CoordinatorState, member: Member, header: Header) -> Reception:
     """Judge a header; only a run that has lost rounds may find it early."""
-    round = _round(state, header)
+    round = state.round_of(header)
     held_round = member.holds[header.fragment].round if member.holds else 0
     if not member.is_heard:
         return round.receive(header, its_island="not heard yet")
@@ -272,20 +271,6 @@ HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], events.Result]]
     events.MoveCompleted: operators.moved,
     events.MoveCancelled: operators.stay,
 }
-
-
-def _round(state: CoordinatorState, header: Header) -> Round:
-    if header.run != state.run:
-        raise Refused(
-            f"The frame belongs to run {header.run!r}, and this is {state.run!r}. "
-            "Join this run first."
-        )
-    if not 0 <= header.fragment < len(state.rounds):
-        raise Refused(
-            f"Fragment {header.fragment} does not exist: the run has "
-            f"{len(state.rounds)}. Take the settings from the run."
-        )
-    return state.rounds[header.fragment]
 
 
 def _with_round(state: CoordinatorState, index: int, round: Round) -> CoordinatorState:

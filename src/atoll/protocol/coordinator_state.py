@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from atoll.errors import FoundingLost
+from atoll.errors import FoundingLost, Refused, RunEnded
 from atoll.protocol.membership import CountedUpdates, Member, Members
 from atoll.protocol.messages import HeldRound, Position
 from atoll.protocol.model import ModelSpec
 from atoll.protocol.rounds import Phase, Round
 from atoll.settings import RunSettings
+from atoll.wire import Header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,45 @@ class CoordinatorState:
 
     joins: TokenBucket = JOINS
     """Rate limit of new incarnations: each is a durable record."""
+
+    @classmethod
+    def begin(
+        cls, run: str, settings: RunSettings, *, joins: TokenBucket = JOINS
+    ) -> CoordinatorState:
+        """Return the state of a run that no island has joined."""
+        last_round = settings.run.end_rounds
+        return cls(run=run, settings=settings, last_round=last_round, joins=joins)
+
+    def round(self, fragment: int) -> Round:
+        """Return the open round of a fragment.
+
+        Raises:
+            Refused: there is no such fragment.
+        """
+        require_fragment(fragment, len(self.rounds))
+        return self.rounds[fragment]
+
+    def round_of(self, header: Header) -> Round:
+        """Return the open round of the fragment that a frame names.
+
+        Raises:
+            Refused: there is no such fragment, or the frame is of another run.
+        """
+        require_own(header, run=self.run, num_fragments=len(self.rounds))
+        return self.rounds[header.fragment]
+
+    def never_opens(self, round: int) -> bool:
+        """Return whether a round is beyond the last one."""
+        return self.last_round is not None and round > self.last_round
+
+    def require_opens(self, round: int) -> None:
+        """Return unless a round is beyond the last one.
+
+        Raises:
+            RunEnded: it is.
+        """
+        if self.never_opens(round):
+            raise run_ended(round, self.last_round)
 
     @property
     def has_started(self) -> bool:
@@ -224,6 +264,40 @@ class CoordinatorState:
                 "Join again to take its weights."
             )
         return founding
+
+
+def require_own(header: Header, *, run: str, num_fragments: int) -> None:
+    """Return if a frame is of this run, and of one of its fragments.
+
+    Raises:
+        Refused: it is not.
+    """
+    if header.run != run:
+        raise Refused(
+            f"The frame belongs to run {header.run!r}, and this is {run!r}. "
+            "Join this run first."
+        )
+    require_fragment(header.fragment, num_fragments)
+
+
+def require_fragment(fragment: int, num_fragments: int) -> None:
+    """Return if a run with `num_fragments` has this fragment.
+
+    Raises:
+        Refused: it has not.
+    """
+    if not 0 <= fragment < num_fragments:
+        raise Refused(
+            f"Fragment {fragment} does not exist: the run has {num_fragments}. "
+            "Take the settings from the run."
+        )
+
+
+def run_ended(round: int, last_round: int | None) -> RunEnded:
+    """Return the error for a round beyond the last one."""
+    return RunEnded(
+        f"Round {round} will not open: the run ended with round {last_round}."
+    )
 
 
 def all_heard(members: Members, now_s: float) -> bool:

@@ -224,7 +224,7 @@ def beat(
     """Renew a lease, and that of the founding with it."""
     beat = event.beat
     member = state.members.require(beat.island, beat.incarnation)
-    _require_plausible(state, beat)
+    require_plausible(state, beat)
     members = state.members.beat(member, beat, now_s=now_s)
     state = changed(state, members=members)
     founding = state.founding
@@ -239,8 +239,12 @@ def beat(
     return state, [events.Respond(state.position(now_s, island=beat.island))]
 
 
-def _require_plausible(state: CoordinatorState, beat: Heartbeat) -> None:
-    """Refuse impossible claims: other islands follow the reported step."""
+def require_plausible(state: CoordinatorState, beat: Heartbeat) -> None:
+    """Return if a heartbeat can be true: other islands follow the reported step.
+
+    Raises:
+        Refused: its step or its holdings are impossible.
+    """
     _require_fitting(state, beat.island, beat.holds)
     if beat.step <= _last_step(state, ()):
         return

@@ -231,9 +231,10 @@ class Members:
                 raise _fenced(name, incarnation or 0, before)
             case "refused: taken", Member():
                 raise UsageError(
-                    f"Island {name!r} is live in this run for another "
-                    f"{before.lease_until_s - now_s:.0f} s, and this is not its key. "
-                    "Give this island another name, or its key, or wait."
+                    f"Island {name!r} is live in this run, and this is not its key. "
+                    "Give this island another name, or its key, or let that one leave: "
+                    "a dead one is gone in "
+                    f"{before.lease_until_s - now_s:.0f} s."
                 )
             case "refused: full", _:
                 raise UsageError(

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from atoll import protocol, wire
-from atoll.errors import AtollError, CorruptError, Refused, RunEnded, RunMoved
+from atoll.errors import AtollError, CorruptError, Refused, RunMoved
 from atoll.exchange.base import Constants, Frame, Outcome
 from atoll.exchange.bucket import documents, keys, means
 from atoll.exchange.bucket.create import BucketFounder
@@ -184,11 +184,7 @@ class StoreExchange:
             self._wait(fragment, wait_s)
         if not self._is_over(fragment, round):
             self._reader.require_here()
-            if self._reader.view.never_opens(round):
-                raise RunEnded(
-                    f"Round {round} will not open: the run ended with round "
-                    f"{self._reader.view.state.last_round}."
-                )
+            self._reader.view.state.require_opens(round)
             return None
         agreed = self._outcomes.frame(fragment, round)
         self._outcomes.own_updates.pop((fragment, round), None)
@@ -308,7 +304,7 @@ class UpdatePublisher:
         """
         header = frame.header
         member = self._lease.require()
-        self._require_own(frame)
+        self._reader.view.state.round_of(header)
         wire.verify_body(header, frame.body)
         if self._is_ahead(frame):
             self._reader.read_round(header.fragment)
@@ -380,19 +376,6 @@ class UpdatePublisher:
         with self._reader.lock:
             open_round = self._reader.view.number(header.fragment)
         return header.round > open_round + (header.kind is wire.FrameKind.DEPARTING)
-
-    def _require_own(self, frame: Frame) -> None:
-        header, rounds = frame.header, self._reader.view.state.rounds
-        if header.run != self._reader.run:
-            raise Refused(
-                f"The frame belongs to run {header.run!r}, and this is "
-                f"{self._reader.run!r}. Join this run first."
-            )
-        if not 0 <= header.fragment < len(rounds):
-            raise Refused(
-                f"Fragment {header.fragment} does not exist: the run has "
-                f"{len(rounds)}. Take the settings from the run."
-            )
 
 
 FRESH_S = 5.0

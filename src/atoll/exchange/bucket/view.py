@@ -62,9 +62,7 @@ class RunView:
     ) -> None:
         self.lease_s = lease_s
         self.layout: Layout = ()
-        self.state = CoordinatorState(
-            run=run, settings=settings, last_round=settings.run.end_rounds
-        )
+        self.state = CoordinatorState.begin(run, settings)
         self.documents: dict[str, MemberDocument] = {}
         """The latest document of each island."""
 
@@ -152,13 +150,9 @@ class RunView:
     def reception(self, header: Header) -> Reception | None:
         """Return the reception of an update by its round; None: it may be put."""
         round = self.state.rounds[header.fragment]
-        last = self.state.last_round
-        if header.round < round.number or (last is not None and header.round > last):
+        if header.round < round.number or self.state.never_opens(header.round):
             return Reception.COMMITTED
         return None
-
-    def never_opens(self, round: int) -> bool:
-        return self.state.last_round is not None and round > self.state.last_round
 
     def position(self, now_s: float, *, island: str | None = None) -> Position:
         """Return the run's position, with its requests to a member."""
@@ -202,7 +196,7 @@ class RunView:
             opened_s = round.opened_s
             if phase is Phase.OPEN and round.phase is Phase.WAITING:
                 opened_s = now_s
-            if self.never_opens(round.number):
+            if self.state.never_opens(round.number):
                 phase = Phase.ENDED
             candidates = self.candidates(round.fragment, round.number, now_s)
             outer = round.outer if round.staged else self.terms(round.fragment).outer

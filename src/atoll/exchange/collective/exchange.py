@@ -44,6 +44,7 @@ from atoll.protocol import (
     Reception,
     Stats,
 )
+from atoll.protocol.coordinator_state import run_ended
 from atoll.settings import RunSettings
 from atoll.weights import FragmentLayout, Layout, Terms, lay_out, terms_of
 from atoll.wire import FrameKind, Header, pack, unpack
@@ -501,7 +502,7 @@ class CollectiveLeader:
 
     def _end(self, key: Key, last: int) -> None:
         del self._ready[key], self._since_s[key]
-        text = f"Round {key[1]} will not open: the run ended with round {last}."
+        text = str(run_ended(key[1], last))
         message = ControlMessage(MessageKind.ENDED, *key, (text.encode(),))
         self._channel.send(message)
         self._follower.handle(message)

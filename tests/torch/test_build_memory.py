@@ -12,7 +12,7 @@ pytestmark = pytest.mark.torch
 
 SCRIPT = """
 import json, resource, torch, atoll.torch
-from atoll.torch.construction import record
+from atoll.torch.construction import construct
 
 WIDTH, LAYERS = 2048, 16                       # 64 M parameters, 256 MiB
 
@@ -22,11 +22,11 @@ def make():
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-record(lambda: torch.nn.Linear(2, 2))          # whatever is loaded once
+construct(lambda: torch.nn.Linear(2, 2))          # whatever is loaded once
 atoll.torch.build(lambda: torch.nn.Linear(2, 2), source=lambda name: torch.ones(
     (2, 2) if name == "weight" else 2))
 before = peak()
-record(make)
+construct(make)
 constructed = peak() - before
 atoll.torch.build(make, source=lambda name: torch.ones(
     (WIDTH, WIDTH) if "weight" in name else WIDTH))

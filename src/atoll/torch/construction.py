@@ -1,30 +1,31 @@
 """Construction of a model without memory, and checks of a model that is joined.
 
-Rule 1: a tensor gets no memory except on the meta device; the operations that made it
-        are recorded in their order.
-Rule 2: a value can be computed by repeating its operations on the CPU. Operations that
-        draw random numbers are never repeated, and memory that was never written has no
-        value.
-Rule 3: fresh memory on other devices is marked as well, differently in a second
-        construction, so that memory that was never written differs between the two.
+Rule 1: a parameter moves to the meta device when it is registered. Buffers and plain
+        attributes are real: their values are those that the constructor gives.
+Rule 2: no random number of torch is drawn: the result of a draw is fresh memory.
+Rule 3: values are unknown if they differ in a second construction, because they come
+        from numpy, Python's `random` or the time, or if they were never written. Fresh
+        memory is marked there, unless a parameter was made of it in the first one:
+        marking it would allocate the parameter.
 
-The operations of torch that draw are known. Numbers from elsewhere, such as numpy,
-Python's `random` or the time, are found by constructing the model a second time: values
-that differ were drawn. `require_values` and `require_trained` are the checks of `join`:
-it refuses an empty model, and an optimizer of another model.
+`require_values` and `require_trained` are the checks of `join`: it refuses an empty
+model, and an optimizer of another model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from atoll.errors import UsageError
 from atoll.torch.model import ModelTensor, model_tensors_of, modules_of
@@ -63,56 +64,58 @@ def make_empty(
         UsageError: a tensor is lazy, or a plain attribute is random. The message has
             its name.
     """
-    built, recording = record(make)
-    empty = _described(built, recording, is_rest)
+    built, fresh = construct(make)
+    empty = _described(built, is_rest)
     if empty.values or _is_one_of_several():
-        again, recording = record(make, second=True)
-        _drop_random(empty, _described(again, recording, is_rest))
+        again, _ = construct(make, fresh.of_parameters)
+        _drop_random(empty, _described(again, is_rest))
     return built, empty
 
 
 def put_attributes(empty: EmptyModel, device: torch.device) -> None:
-    """Give plain attributes the values of their operations, where these are known.
+    """Put plain attributes on the device; unknown ones stay without memory.
 
-    Those that a forward pass computes stay empty until then.
+    Those that a forward pass computes get their values then.
     """
     for item in empty.attributes:
         value = empty.values[item.name]
-        if value is not None:
-            setattr(item.module, item.attribute, value.to(device))
+        value = item.tensor.to("meta") if value is None else value.to(device)
+        setattr(item.module, item.attribute, value)
 
 
-def _described(
-    built: object, recording: Recording, is_rest: Callable[[ModelTensor], bool]
-) -> EmptyModel:
+def _described(built: object, is_rest: Callable[[ModelTensor], bool]) -> EmptyModel:
     targets = model_tensors_of(built)  # type: ignore[arg-type]
     for target in targets:
         require_shape(target.name, target.tensor)
     attributes = list(_attributes(built))
-    values = {s.name: recording.value_of(s.tensor) for s in targets if is_rest(s)}
-    values |= {item.name: recording.value_of(item.tensor) for item in attributes}
+    values = {s.name: _value_of(s.tensor) for s in targets if is_rest(s)}
+    values |= {item.name: _value_of(item.tensor) for item in attributes}
     return EmptyModel(targets, attributes, values)
 
 
+def _value_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    return None if tensor.is_meta else tensor.detach().clone()
+
+
 def _drop_random(empty: EmptyModel, again: EmptyModel) -> None:
-    """Drop the values that differ in the second construction."""
-    real = {item.name for item in empty.attributes if not item.tensor.is_meta}
+    """Drop the values that differ in the second construction, or were not written."""
+    attributes = {item.name for item in empty.attributes}
     for name, value in empty.values.items():
-        if _is_same(value, again.values.get(name)):
-            continue
-        empty.values[name] = None
-        if name in real:
-            raise UsageError(
-                f"{name!r} is a plain attribute that the constructor draws at random "
-                "or leaves empty. Register it as a buffer, which is saved or filled "
-                "by initialise=."
-            )
+        other = again.values.get(name)
+        if value is None or other is None or has_no_value(other):
+            empty.values[name] = None
+        elif not _is_same(value, other):
+            empty.values[name] = None
+            if name in attributes:
+                raise UsageError(
+                    f"{name!r} is a plain attribute that the constructor draws at "
+                    "random or leaves empty. Register it as a buffer, which is saved "
+                    "or filled by initialise=."
+                )
 
 
-def _is_same(value: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Return whether both are known, and have the same bits."""
-    if value is None or other is None:
-        return False
+def _is_same(value: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether both have the same bits."""
     if (value.shape, value.dtype) != (other.shape, other.dtype):
         return False
     return torch.equal(_bits(value), _bits(other))
@@ -137,159 +140,128 @@ def _is_one_of_several() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-_FROM_DATA = (torch.tensor, torch.as_tensor, torch.scalar_tensor)
-"""Factories whose data would be lost on the meta device."""
-
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
-_NOT_WRITTEN = ("empty", "empty_like", "new_empty", "empty_strided", "empty_permuted")
-
-
-@dataclass(frozen=True)
-class _Operation:
-    """One operation, with its arguments and results."""
-
-    operation: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    inputs: frozenset[int]
-    written: frozenset[int]
-    """The memory of its results, and of the arguments that it changes."""
-
-    changed: frozenset[int]
-    results: tuple[torch.Tensor, ...]
-    """Kept alive: the memory of a tensor is known by its address."""
+_FRESH = ("empty", "empty_like", "new_empty", "empty_strided", "empty_permuted")
 
 
 @dataclass
-class Recording:
-    """All operations on the meta device, in order."""
+class FreshMemory:
+    """The memory that one construction got without values, numbered in order."""
 
-    operations: list[_Operation] = field(default_factory=list)
+    unmarked: set[int] | None = None
+    """Numbers that are not marked as never written; None for all."""
 
-    def value_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the values of a tensor, on the CPU; None if they are unknown."""
-        if not tensor.is_meta:
-            value = tensor.detach().clone()
-            return None if has_no_value(value) else value
-        needed, chosen = {_memory(tensor)}, []
-        for recorded in reversed(self.operations):
-            if recorded.written & needed:
-                if torch.Tag.nondeterministic_seeded in recorded.operation.tags:
-                    return None
-                needed |= recorded.inputs
-                chosen.append(recorded)
-        if not chosen or _is_unwritten(chosen):
-            return None
-        real: dict[int, torch.UntypedStorage] = {}
-        try:
-            for recorded in reversed(chosen):
-                _repeat(recorded, real)
-            value = _on(real, tensor).clone()
-        except LookupError:
-            return None  # not made by an operation of torch
-        return None if has_no_value(value) else value
+    of_parameters: set[int] = field(default_factory=set)
+    """Numbers of the memory that a parameter was made of."""
 
+    _count: int = 0
+    _number: dict[int, int] = field(default_factory=dict)
+    """The last number at each address."""
 
-def record(make: Callable[[], M], *, second: bool = False) -> tuple[M, Recording]:
-    """Return the model of `make` on the meta device, and its operations."""
-    recording = Recording()
-    with torch.device("meta"), _Data(), _Recorder(recording, second=second):
-        return make(), recording
+    def add(self, tensor: torch.Tensor) -> None:
+        """Number the memory of a tensor, and mark it."""
+        number, self._count = self._count, self._count + 1
+        self._number[_memory(tensor)] = number
+        is_marked = self.unmarked is not None and number not in self.unmarked
+        if is_marked or not _can_mark(tensor.dtype):
+            _mark(tensor, second=self.unmarked is not None)
+
+    def use(self, parameter: torch.Tensor) -> None:
+        """Note that a parameter was made of its memory."""
+        number = self._number.get(_memory(parameter))
+        if number is not None:
+            self.of_parameters.add(number)
 
 
-class _Data(TorchFunctionMode):
-    """Makes factories put their data on the CPU first, from where it is recorded."""
+class _Empty(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Numbers fresh memory; the results of random draws are fresh memory."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        options = dict(kwargs or {})
-        if func in _FROM_DATA and str(options.get("device") or "meta") == "meta":
-            requires_grad = options.pop("requires_grad", False)
-            value = func(*args, **{**options, "device": "cpu"}).to("meta")
-            return value.requires_grad_(requires_grad)
-        return func(*args, **options)
-
-
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every operation whose result is on the meta device."""
-
-    def __init__(self, recording: Recording, *, second: bool) -> None:
+    def __init__(self, fresh: FreshMemory) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._recording, self._second = recording, second
+        self._fresh = fresh
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if func.overloadpacket.__name__ in _NOT_WRITTEN and not result.is_meta:
-            _mark(result, second=self._second)
-        results = [tensor for tensor in _tensors(result) if tensor.is_meta]
-        inputs = [tensor for tensor in _tensors((args, kwargs)) if tensor.is_meta]
-        changed = _changed(func, args, kwargs)
-        if results or changed:
-            self._recording.operations.append(
-                _Operation(
-                    func,
-                    tuple(args),
-                    dict(kwargs),
-                    frozenset(map(_memory, inputs)),
-                    frozenset(map(_memory, [*results, *changed])),
-                    frozenset(map(_memory, changed)),
-                    tuple([*results, *inputs]),
-                )
-            )
-        return result
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            results = _undrawn(func, args, kwargs)
+        else:
+            results = func(*args, **kwargs)
+            if func.overloadpacket.__name__ not in _FRESH:
+                return results
+        for tensor in _tensors(results):
+            if not tensor.is_meta:
+                self._fresh.add(tensor)
+        return results
 
 
-def _is_unwritten(chosen: list[_Operation]) -> bool:
-    """Return whether unmarkable fresh memory is used that nothing has written."""
-    changed = frozenset[int]().union(*(recorded.changed for recorded in chosen))
-    return any(
-        not _can_mark(result.dtype) and _memory(result) not in changed
-        for recorded in chosen
-        if recorded.operation.overloadpacket.__name__ in _NOT_WRITTEN
-        for result in recorded.results[:1]
-    )
+def _undrawn(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what a random operation would return, without drawing a number."""
+    if func._schema.is_mutable:
+        return args[0]
+    inputs = _tensors((args, kwargs))
+    device = kwargs.get("device") or (inputs[0].device if inputs else "cpu")
+
+    def to_meta(value: Any) -> Any:
+        return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+    options = {name: to_meta(value) for name, value in kwargs.items()}
+    if "device" in options or not inputs:
+        options["device"] = "meta"
+    if "generator" in options:
+        options["generator"] = None
+    shapes = func(*tree_map(to_meta, args), **options)
+    return tree_map(lambda shape: torch.empty_like(shape, device=device), shapes)
 
 
-def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """Return the arguments that an operation writes into."""
-    changed: list[torch.Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[index] if index < len(args) else kwargs.get(argument.name)
-        changed += [tensor for tensor in _tensors(value) if tensor.is_meta]
-    return changed
+_current: ContextVar[Callable[[torch.nn.Parameter], torch.nn.Parameter] | None]
+_current = ContextVar("_current", default=None)
+"""Moves a parameter of the present construction to the meta device."""
 
 
-def _repeat(recorded: _Operation, real: dict[int, torch.UntypedStorage]) -> None:
-    """Repeat an operation on the CPU, and store the memory of its results."""
-
-    def put(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.is_meta:
-            return _on(real, value)
-        if isinstance(value, torch.device) and value.type == "meta":
-            return torch.device("cpu")
-        return value
-
-    args, kwargs = tree_map(put, recorded.args), tree_map(put, recorded.kwargs)
-    result = recorded.operation(*args, **kwargs)
-    if recorded.operation.overloadpacket.__name__ in _NOT_WRITTEN:
-        _mark(result)
-    metas = [tensor for tensor in recorded.results if tensor.is_meta]
-    for meta, value in zip(metas, _tensors(result), strict=False):
-        real.setdefault(_memory(meta), value.untyped_storage())
+def _on_registration(
+    module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None
+) -> torch.nn.Parameter | None:
+    to_meta = _current.get()
+    if to_meta is None or parameter is None or parameter.is_meta or is_lazy(parameter):
+        return None
+    return to_meta(parameter)
 
 
-def _on(real: dict[int, torch.UntypedStorage], meta: torch.Tensor) -> torch.Tensor:
-    """Return the view of real memory that corresponds to a meta tensor."""
-    storage = real[_memory(meta)]
-    view = torch.empty(0, dtype=meta.dtype)
-    offset, size, stride = meta.storage_offset(), meta.size(), meta.stride()
-    return view.set_(storage, offset, size, stride)
+@cache
+def _watch_registrations() -> None:
+    # Once for all: torch iterates over its hooks without a lock.
+    # torch annotates the hook as one without a result, and uses its result.
+    register_module_parameter_registration_hook(_on_registration)  # type: ignore[arg-type]
+
+
+def construct(
+    make: Callable[[], M], unmarked: set[int] | None = None
+) -> tuple[M, FreshMemory]:
+    """Return the model of `make` with its parameters on the meta device.
+
+    Fresh memory is marked as never written, except `unmarked`; by default none is.
+    """
+    fresh = FreshMemory(unmarked)
+    metas = WeakTensorKeyDictionary()
+
+    def to_meta(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        if parameter not in metas:  # tied parameters stay one parameter
+            fresh.use(parameter)
+            data = parameter.detach().to("meta")
+            metas[parameter] = torch.nn.Parameter(data, parameter.requires_grad)
+            metas[parameter].__dict__.update(parameter.__dict__)
+        meta: torch.nn.Parameter = metas[parameter]
+        return meta
+
+    _watch_registrations()
+    token = _current.set(to_meta)
+    try:
+        with _Empty(fresh):
+            return make(), fresh
+    finally:
+        _current.reset(token)
 
 
 def _mark(tensor: torch.Tensor, *, second: bool = False) -> None:

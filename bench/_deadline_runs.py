@@ -29,8 +29,7 @@ from atoll.simulate import (
 )
 from atoll.simulate.hosts import (
     CoordinatorHost,
-    GreenletBackground,
-    SimLine,
+    SimRuntime,
 )
 from atoll.simulate.storms import COORDINATOR
 from atoll.wire import Roster, Verdict
@@ -272,8 +271,7 @@ class _Island:
             CoordinatorExchange(line, key=self._name.encode(), nonce=nonce),
             VectorView(),
             JoinRequest(model=MODEL, island=self._name),
-            clock=self._world.clocks[self._name],
-            background=GreenletBackground(self._process),
+            runtime=SimRuntime(self._world, self._process),
         )
         self._life = life = Life(self._name, born_s, host.tally)
         self._ran.lives.append(life)
@@ -290,8 +288,7 @@ class _PatientLine:
 
     def __init__(self, world: SimWorld, process: SimProcess) -> None:
         self._network, self._process = world.network, process
-        wire = SimLine(world, process)
-        self.pause, self.every = wire.pause, wire.every
+        self.runtime = SimRuntime(world, process)
 
     def call(self, call: Call) -> Reply:
         answer = self._network.call(

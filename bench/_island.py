@@ -29,7 +29,7 @@ def main() -> None:
     view = VectorView(fill=1.0)
     request = JoinRequest(model=vector_model({"w": (ELEMENTS,)}), island=name)
     leaving = way.leaving()
-    host = Host(way.exchange, view, request, clock=clock, leaving=leaving)
+    host = Host(way.exchange, view, request, leaving=leaving)
     way.exchange.stats = host.stats
     with Termination() as termination:
         try:

@@ -72,7 +72,6 @@ def take_part(folder: Path, url: str, number: str, elements: str) -> None:
         way.exchange,
         view,
         JoinRequest(model=model_of(int(elements)), island=name),
-        clock=clock,
         leaving=way.leaving(),
     )
     phases = Phases()

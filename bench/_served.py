@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from atoll.clock import SystemClock
 from atoll.exchange.over_http import HttpLine
 from atoll.http import HttpClient, HttpReply
 from atoll.security import Role, authorization, read_token, token_file
@@ -88,7 +87,7 @@ class Served:
             *self.address, timeout_s=LONG_S, connect_timeout_s=10.0, max_idle=MANY
         )
         headers = self.shown(Role.ISLAND)
-        line = HttpLine(caller, clock=SystemClock(), headers=headers)
+        line = HttpLine(caller, headers=headers)
         try:
             yield line
         finally:

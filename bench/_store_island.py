@@ -101,7 +101,6 @@ def ours(url: str, folder: Path, number: int, islands: int, elements: int) -> No
         way.exchange,
         view,
         JoinRequest(model=vector_model(sizes), island=name),
-        clock=clock,
         leaving=way.leaving(),
     )
     bill, gradient = Bill(way.reliable.counted, taps[0]), learnt(number, elements)

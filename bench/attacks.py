@@ -28,7 +28,6 @@ from _light import joining, model_of, sealed, some_values
 from _served import Served, Settings, serving
 from _timing import parse
 
-from atoll.clock import SystemClock
 from atoll.errors import AtollError
 from atoll.exchange import CoordinatorExchange, Frame
 from atoll.exchange.api import PROTOCOL, BodyKind, Identity, proof_text
@@ -178,7 +177,7 @@ class Target:
         )
         token = read_token(token_file(self.directory, Role.ISLAND))
         headers = {"Authorization": authorization(token)}
-        line = HttpLine(caller, clock=SystemClock(), headers=headers)
+        line = HttpLine(caller, headers=headers)
         try:
             yield line
         finally:

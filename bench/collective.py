@@ -187,7 +187,7 @@ def _host(directory: Path, rank: int, run: CollectiveRun | str, elements: int) -
         way = RunConnection(run, island=name, paths=around, clock=clock)
     view = VectorView(fill=0.5)
     request = JoinRequest(model=vector_model({"w": (elements,)}), island=name)
-    host = Host(way.exchange, view, request, clock=clock, leaving=way.leaving())
+    host = Host(way.exchange, view, request, leaving=way.leaving())
     view.local[0] -= np.float32(1e-3 * (rank + 1))
     return host
 

@@ -18,7 +18,6 @@ import torch
 from _timing import arguments
 
 from atoll import RunSettings
-from atoll.clock import SystemClock
 from atoll.exchange import Frame, Outcome
 from atoll.island import Host
 from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Position
@@ -204,7 +203,7 @@ def measure(case: Case, elements: int) -> Figures:
         return (tracemalloc.get_traced_memory()[0] - before) / elements
 
     request = JoinRequest(model=torch_model.spec, island="a")
-    host = Host(exchange, view, request, clock=SystemClock())
+    host = Host(exchange, view, request)
     joined = per_parameter()
     tracemalloc.reset_peak()
     for _ in range(SEAL_EVERY):

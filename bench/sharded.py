@@ -29,7 +29,6 @@ from memory import Nowhere
 from torch.distributed.fsdp import fully_shard
 
 from atoll import RunSettings
-from atoll.clock import SystemClock
 from atoll.island import Host
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.torch.ranks.join import form
@@ -217,7 +216,7 @@ def join(model: Layers, exchange: Nowhere) -> Any:
         view: RankView, spec: ModelSpec, memory: ShardedMemory, constants: object
     ) -> Host:
         request = JoinRequest(model=spec, island="a")
-        return Host(exchange, view, request, clock=SystemClock(), memory=memory)
+        return Host(exchange, view, request, memory=memory)
 
     team = rank_group_of(model)
     assert team is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,21 +18,19 @@ from tests.coordinator.apart import Apart
 from tests.coordinator.serving import asking
 from tests.http.loopback import PATIENCE_S
 
+NEVER_S = 3600.0
+"""A heartbeat only when a test says so."""
+
 
 class Redirected:
     """A line that goes on at another coordinator process. Implements `Line`."""
 
     def __init__(self, inner: HttpLine) -> None:
         self.inner = inner
+        self.runtime = inner.runtime
 
     def call(self, call: Call) -> Reply:
         return self.inner.call(call)
-
-    def pause(self, seconds: float) -> None:
-        self.inner.pause(seconds)
-
-    def every(self, seconds: float, act: Callable[[], None]) -> None:
-        """Beat only when a test says so."""
 
 
 @dataclass
@@ -91,7 +89,9 @@ def redirected(served: Apart, *actors: Actor) -> Iterator[None]:
 
 
 def _join(line: Redirected, name: str) -> Actor:
-    exchange = CoordinatorExchange(line, key=name.encode(), nonce=b"1")
+    exchange = CoordinatorExchange(
+        line, key=name.encode(), nonce=b"1", heartbeat_s=NEVER_S
+    )
     return Actor(line, exchange, enter(exchange, name))
 
 

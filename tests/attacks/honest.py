@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from atoll.clock import SystemClock
 from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
 from atoll.exchange.over_http import HttpLine
 from atoll.http import HttpClient
@@ -31,8 +30,8 @@ def honest_line(apart: Apart) -> Iterator[HttpLine]:
         *apart.address, timeout_s=GIVES_UP_S, connect_timeout_s=GIVES_UP_S, max_idle=4
     )
     headers = {"Authorization": bearer(apart.directory)}
-    line = HttpLine(caller, clock=SystemClock(), headers=headers)
-    line.give_up_after(GIVES_UP_S)
+    line = HttpLine(caller, headers=headers)
+    line.close_after(GIVES_UP_S)
     try:
         yield line
     finally:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from atoll import RunSettings
-from atoll.clock import SystemClock
 from atoll.exchange import Frame, MemoryRun, Outcome
 from atoll.island import Host
 from atoll.protocol import JoinRequest
@@ -49,7 +48,7 @@ def trained(misfit: int) -> tuple[bytes, bytes]:
     run, view = MemoryRun(SETTINGS), VectorView(fill=0.5)
     exchange = OneMisfit(run, misfit)
     request = JoinRequest(model=MODEL, island="a")
-    host = Host(exchange, view, request, clock=SystemClock())
+    host = Host(exchange, view, request)
     while not host.has_ended:
         for local in view.local:
             local -= np.float32(0.25)

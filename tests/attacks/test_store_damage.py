@@ -174,7 +174,7 @@ def finished(islands: int, *, has_state: bool = True) -> tuple[MemoryStore, byte
     run = Islands(store, islands)
     said = ControlDocument(run=run.joined[0].run, action="save", values={})
     store.put(keys.control(1), packed(documents.CONTROL, said, keys.control(1)))
-    run.time.pause(7.0)
+    run.time.sleep(7.0)
     for round in range(1, ROUNDS + 1):
         run.round(round)
         if has_state and round == STATE_ROUND:
@@ -424,7 +424,7 @@ def test_a_founded_run_is_not_founded_again() -> None:
         joined(store)
 
     run = Islands(MemoryStore(), 1)
-    run.time.pause(7.0)
+    run.time.sleep(7.0)
     run.store.remove([keys.RUN])
     with pytest.raises(CorruptError, match=r"run.json is gone.* there is members/i0"):
         run.add("b")

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from atoll.clock import SystemClock
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.exchange.over_http import HttpLine
 from atoll.http import HttpClient
@@ -87,7 +86,7 @@ class Apart:
             *self.address, timeout_s=LONG_S, connect_timeout_s=PATIENCE_S
         )
         headers = {"Authorization": bearer(self.directory)}
-        line = HttpLine(caller, clock=SystemClock(), headers=headers)
+        line = HttpLine(caller, headers=headers)
         try:
             yield line
         finally:

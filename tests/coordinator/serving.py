@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from atoll.clock import Clock, SystemClock
+from atoll.clock import Clock
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.coordinator.move import JOURNAL
 from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
@@ -98,7 +98,7 @@ def line_to(
         pin=coordinator.pin,
     )
     headers = {"Authorization": bearer(coordinator.directory)}
-    line = HttpLine(caller, clock=SystemClock(), headers=headers, run=coordinator.run)
+    line = HttpLine(caller, headers=headers, run=coordinator.run)
     try:
         yield line
     finally:

@@ -219,7 +219,7 @@ def test_an_evicted_island_is_told_by_whom_and_what_it_loses(tmp_path: Path) -> 
         coordinator = stack.enter_context(serving(tmp_path / "run", plain_settings()))
         exchange = Islands(coordinator, stack)(key=b"a")
         request = JoinRequest(model=MODEL, island="a")
-        host = Host(exchange, VectorView(), request, clock=SystemClock())
+        host = Host(exchange, VectorView(), request)
         host.stepped()
         coordinator._threaded_service.change(Leave("a", 1, reason="evicted"))
         with pytest.raises(LeaseLost, match="'a' was evicted by an operator"):

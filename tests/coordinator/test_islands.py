@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from atoll import RunSettings
-from atoll.clock import SystemClock
 from atoll.coordinator import Service
 from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
@@ -31,7 +30,7 @@ def train(exchange: Exchange, name: str) -> str:
     """Train one island until the run ends, and return its digest."""
     view = VectorView()
     request = JoinRequest(model=MODEL, island=name)
-    host = Host(exchange, view, request, clock=SystemClock())
+    host = Host(exchange, view, request)
     rng = np.random.default_rng(len(name))
     while not host.has_ended:
         for local in view.local:

@@ -70,7 +70,7 @@ class Journey:
 
         reader = BucketReader.open(self.store, self.time, url=URL)
         place: StoreExchange = Unhurried(reader, key=key, nonce=nonce)
-        return FollowingExchange(place, open, pause=self.time.pause)
+        return FollowingExchange(place, open, pause=self.time.sleep)
 
     def say(self, action: str, **more: Any) -> None:
         """Say something as an operator."""

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 
 from atoll import kernels
 from atoll.clock import SystemClock
-from atoll.exchange.bucket import BucketReader, StoreExchange, ThreadTiming
+from atoll.exchange.bucket import BucketReader, StoreExchange
 from atoll.island.environment import credentials_from_environment
 from atoll.island.identity import island_key
 from atoll.island.store_connection import RetriedStore, StoreConnection
+from atoll.runtime import SystemRuntime
 from atoll.store import Data, Item, Store
 from tests.e2e.island_process import arguments, live
 
@@ -58,15 +59,15 @@ class Dying:
 
 def reach(url: str, name: str, dies_at: str | None) -> StoreConnection:
     """Return the way to a run in a store, as `meet` would."""
-    timing = ThreadTiming(SystemClock())
-    reliable = RetriedStore(url, timing)
+    runtime = SystemRuntime(SystemClock())
+    reliable = RetriedStore(url, runtime)
     store = Dying(reliable.store, dies_at) if dies_at else reliable.store
-    reader = BucketReader.open(store, timing, url=url)
+    reader = BucketReader.open(store, runtime, url=url)
     keys = credentials_from_environment().keys
     key = island_key(keys, run=reader.run, island=name)
     reliable.use_long_retries()
     exchange = StoreExchange(reader, key=key, nonce=os.urandom(16))
-    return StoreConnection(exchange, reliable, timing)
+    return StoreConnection(exchange, reliable, runtime)
 
 
 def main() -> None:

@@ -181,7 +181,6 @@ def live(way: Line, said: argparse.Namespace) -> None:
         Kept(way.exchange, said.folder / "updates"),
         view,
         JoinRequest(model=model, island=said.name),
-        clock=SystemClock(),
         leaving=way.leaving(),
     )
     way.exchange.stats = host.stats

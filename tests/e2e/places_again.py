@@ -14,10 +14,11 @@ from typing import Protocol
 
 from atoll.disk import SystemDisk
 from atoll.errors import NoSuchObject
-from atoll.exchange.bucket import BucketReader, ThreadTiming
+from atoll.exchange.bucket import BucketReader
 from atoll.exchange.bucket.means import header_of
 from atoll.journal import Journal
 from atoll.protocol import ModelSpec
+from atoll.runtime import SystemRuntime
 from atoll.settings import RunSettings
 from atoll.store import open_store
 from atoll.weights import lay_out, terms_of
@@ -95,11 +96,11 @@ def place_at(where: Path | str) -> Iterator[Place]:
         finally:
             disk.close()
         return
-    timing = ThreadTiming()
+    runtime = SystemRuntime()
     try:
-        yield InStore(BucketReader.open(open_store(where), timing, url=where))
+        yield InStore(BucketReader.open(open_store(where), runtime, url=where))
     finally:
-        timing.close()
+        runtime.close()
 
 
 def headers_of(places: list[Place], fragment: int) -> Iterator[Header]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from atoll import RunSettings
@@ -26,6 +24,7 @@ from atoll.simulate import SimDisk
 from atoll.testing import EXCHANGE_CLAIMS
 from atoll.testing.exchange_contract import Attach, Claim
 from tests.exchange.api_samples import answered, as_received, body_bytes
+from tests.exchange.test_contract import Standstill
 
 
 class FormsLine:
@@ -33,6 +32,7 @@ class FormsLine:
 
     def __init__(self, service: Service) -> None:
         self._service, self._proofs = service, Proofs()
+        self.runtime = Standstill()
 
     def call(self, call: Call) -> Reply:
         sent = to_request(call, run="run", proof=self._proofs.of(call))
@@ -48,12 +48,6 @@ class FormsLine:
             return reply_parts(self._service.handle(call, 0.0))
         except (AtollError, RunEnded) as exc:
             return error_parts(exc)
-
-    def pause(self, seconds: float) -> None:
-        raise AssertionError("nothing can change while one waits in the only thread")
-
-    def every(self, seconds: float, act: Callable[[], None]) -> None:
-        """No time passes here, so nothing is due."""
 
 
 def behind_forms(settings: RunSettings) -> Attach:

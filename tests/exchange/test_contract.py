@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from atoll import RunSettings
@@ -17,11 +15,18 @@ from atoll.testing.exchange_contract import (
     Claim,
     a_round_closes_when_every_member_has_published,
 )
-from atoll.testing.fixtures import plain_settings
+from atoll.testing.fixtures import WaitingTime, plain_settings
 
 EACH_CLAIM = pytest.mark.parametrize(
     "claim", EXCHANGE_CLAIMS, ids=lambda claim: claim.__name__
 )
+
+
+class Standstill(WaitingTime):
+    """No time passes, so no heartbeat is due."""
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("nothing can change while one waits in the only thread")
 
 
 class DirectLine:
@@ -29,15 +34,10 @@ class DirectLine:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self.runtime = Standstill()
 
     def call(self, call: Call) -> Reply:
         return self._service.handle(call, 0.0)
-
-    def pause(self, seconds: float) -> None:
-        raise AssertionError("nothing can change while one waits in the only thread")
-
-    def every(self, seconds: float, act: Callable[[], None]) -> None:
-        """No time passes here, so nothing is due."""
 
 
 def in_memory(settings: RunSettings) -> Attach:

@@ -115,7 +115,7 @@ def test_a_state_that_has_changed_comes_from_its_start(tmp_path: Path) -> None:
         asking(coordinator, link.address, fetching) as ask,
     ):
         link.close_after(1_500_000, direction="down")
-        reply = download(ask, fetching, pause=lambda _: island.train())
+        reply = download(ask, fetching, sleep=lambda _: island.train())
     frame = Incoming.of(reply.body).frame()
 
     verify_body(frame.header, frame.body)
@@ -153,7 +153,7 @@ def test_a_line_that_gives_up_stops_asking(tmp_path: Path) -> None:
         trained(tmp_path) as (coordinator, _),
         through_link(coordinator) as (link, line),
     ):
-        line.give_up_after(0.1)
+        line.close_after(0.1)
         link.close_after(1_500_000, direction="down")
         with pytest.raises(Unreachable):
             CoordinatorExchange(line, key=b"b", nonce=b"1").state(0)

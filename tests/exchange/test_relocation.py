@@ -83,7 +83,7 @@ class Journey:
                 raise self.fails.pop()
             return self.meet(key, own)
 
-        return FollowingExchange(place, open, pause=self.time.pause)
+        return FollowingExchange(place, open, pause=self.time.sleep)
 
     def meet(self, key: bytes, nonce: bytes) -> StoreExchange:
         reader = BucketReader.open(self.store, self.time, url=URL)

@@ -105,7 +105,7 @@ def test_it_may_break_again_and_again() -> None:
 
         link.close_after(500_000, direction="down")
         fetching = Download(progress=lambda *said: told.append(said))
-        reply = download(lambda: get(caller, fetching), fetching, pause=pause)
+        reply = download(lambda: get(caller, fetching), fetching, sleep=pause)
 
     assert bytes(reply.body) == DATA
     assert paused == [0.2] * 5
@@ -124,7 +124,7 @@ def test_tries_are_bounded_and_wait_longer_if_nothing_comes() -> None:
         with pytest.raises(Unreachable):
             get(caller, fetching)
     with closing(caller), pytest.raises(Unreachable, match="did not answer"):
-        download(lambda: get(caller, fetching), fetching, pause=paused.append)
+        download(lambda: get(caller, fetching), fetching, sleep=paused.append)
 
     assert fetching.filled_bytes == 4
     assert paused[:6] == [0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
@@ -142,7 +142,7 @@ def test_another_body_comes_from_its_start() -> None:
     with through_link(change) as (link, caller):
         link.close_after(1_000_000, direction="down")
         fetching = Download()
-        reply = download(lambda: get(caller, fetching), fetching, pause=lambda _: None)
+        reply = download(lambda: get(caller, fetching), fetching, sleep=lambda _: None)
 
     assert reply.status == 200
     assert bytes(reply.body) == DATA[::-1]
@@ -157,7 +157,7 @@ def test_a_body_that_has_no_name_is_not_gone_on_with(etag: str | None) -> None:
     with scripted(answer, answer) as (port, seen), closing(caller_of(port)) as caller:
         for _ in range(2):
             with pytest.raises(Unreachable):
-                download(lambda: get(caller, fetching), fetching, pause=lambda _: None)
+                download(lambda: get(caller, fetching), fetching, sleep=lambda _: None)
 
     assert not fetching.can_resume
     assert all(b"range" not in seen.get() for _ in range(2))

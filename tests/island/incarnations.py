@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll import RunSettings
-from atoll.clock import SystemClock
 from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
 from atoll.island.saved_state import SavedIsland, Tree, from_tree, to_tree
@@ -44,7 +43,7 @@ class Incarnation:
         request = JoinRequest(model=model, island=island)
         saved = from_tree(checkpoint.island) if checkpoint else None
         view = _Filled(self.view, checkpoint if saved and saved.is_exact else None)
-        self.host = Host(run, view, request, clock=SystemClock(), saved=saved)
+        self.host = Host(run, view, request, saved=saved)
         local = self.view.local
         momentum = checkpoint.momentum if checkpoint else map(np.zeros_like, local)
         self.momentum = [vector.copy() for vector in momentum]

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll import RunSettings
-from atoll.clock import SystemClock
 from atoll.errors import AtollWarning, Refused
 from atoll.island import Host
 from atoll.protocol import JoinRequest
@@ -102,7 +101,6 @@ def test_work_is_conserved(
             run,
             view,
             JoinRequest(model=vector_model({"w": (ELEMENTS,)}), island=ISLAND),
-            clock=SystemClock(),
         )
         ledger, rng = Ledger(host, view, run), np.random.default_rng(seed)
         try:

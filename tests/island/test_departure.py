@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from atoll import RunSettings
-from atoll.clock import SystemClock
 from atoll.errors import AtollWarning
 from atoll.island import Host
 from atoll.protocol import JoinRequest
@@ -33,7 +32,7 @@ def island_of(
     """Return an island that has joined a run with this script."""
     run, view = ScriptedRun(settings, iter(fates)), view or VectorView()
     request = JoinRequest(model=vector_model({"w": (3,)}), island=ISLAND)
-    return Host(run, view, request, clock=SystemClock()), view, run
+    return Host(run, view, request), view, run
 
 
 def train(host: Host, view: VectorView, *, steps: int) -> None:

@@ -71,8 +71,8 @@ def live(way: Line, said: argparse.Namespace) -> None:
     model = vector_model({f"blocks.{n}.weight": (said.elements,) for n in range(2)})
     exchange = Marking(way.exchange, said.folder / "updates", marks)
     request = JoinRequest(model=model, island=said.name)
-    clock, leaving = SystemClock(), way.leaving()
-    host = Host(exchange, view, request, clock=clock, leaving=leaving)
+    leaving = way.leaving()
+    host = Host(exchange, view, request, leaving=leaving)
     write(joined_file(said.folder, said.process), joining(host.joined))
     marks["has_joined"] = 1
     way.exchange.stats, exchange.host = host.stats, host

@@ -55,7 +55,7 @@ def lives_by_the_writers_clock() -> Iterator[None]:
     def put(real: Any, living: MemberLease, member: MemberDocument) -> None:
         beat = member.beat
         said = (beat.island, beat.incarnation, member.beats)
-        written[said] = living._timing.now_s()
+        written[said] = living._runtime.now_s()
         real(living, member)
 
     def apply(

@@ -72,7 +72,7 @@ def last_acts(
         "sleep": lambda: scheduler.sleep(1.0),
         "clock sleep": lambda: world.clocks["a"].sleep(1.0),
         "work": lambda: process.work(1.0),
-        "promise": lambda: promise.set(1),
+        "promise": lambda: promise.set_result(1),
         "result": promise.result,
         "spawn": lambda: process.spawn(lambda: heard.append("spawned")),
         "kill": peer.crash,

@@ -125,19 +125,19 @@ def waits(
 
 def test_a_promise_gives_its_value_when_it_is_kept() -> None:
     """Who waits goes on in the instant in which the value is set."""
-    assert waits(lambda promise: promise.set(7)) == (7, 5.0)
+    assert waits(lambda promise: promise.set_result(7)) == (7, 5.0)
 
 
 def test_a_promise_raises_its_error() -> None:
     """An error that was set is raised where the value is awaited."""
     error = ValueError("no")
 
-    assert waits(lambda promise: promise.set_error(error)) == (error, 5.0)
+    assert waits(lambda promise: promise.set_exception(error)) == (error, 5.0)
 
 
 def test_a_promise_gives_up_after_its_timeout() -> None:
     """A wait of 4 seconds for what comes after 5 ends after 4, and only once."""
-    error, at_s = waits(lambda promise: promise.set(7), timeout_s=4.0)
+    error, at_s = waits(lambda promise: promise.set_result(7), timeout_s=4.0)
 
     assert isinstance(error, TimeoutError)
     assert "4.0 s" in str(error)
@@ -146,16 +146,16 @@ def test_a_promise_gives_up_after_its_timeout() -> None:
 
 def test_a_value_in_time_cancels_the_timeout() -> None:
     """A timeout that was not needed leaves no trace."""
-    assert waits(lambda promise: promise.set(7), timeout_s=6.0) == (7, 5.0)
+    assert waits(lambda promise: promise.set_result(7), timeout_s=6.0) == (7, 5.0)
 
 
 def test_a_promise_is_kept_once() -> None:
     """Setting a second value is an error, and the first one stands."""
     promise = GreenletFuture[int](Scheduler(0))
-    promise.set(1)
+    promise.set_result(1)
 
     with pytest.raises(UsageError, match="has a result already"):
-        promise.set(2)
+        promise.set_result(2)
     assert promise.done()
     assert promise.exception() is None
     assert promise.result() == 1

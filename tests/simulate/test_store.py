@@ -10,7 +10,7 @@ import pytest
 from atoll.errors import NoSuchObject, Unreachable, UsageError
 from atoll.exchange.bucket.exchange import TRIES
 from atoll.simulate import FaultPlan, Latency, SimWorld, apply
-from atoll.simulate.hosts import GreenletTiming
+from atoll.simulate.hosts import SimRuntime
 from atoll.simulate.store import REQUEST_S, SENT_BYTES_PER_S, Bucket, SimStore
 from atoll.store import Item, RetryingStore
 from atoll.testing.store_contract import STORE_CLAIMS
@@ -157,7 +157,7 @@ def test_a_patient_caller_gets_there_and_is_the_first_once() -> None:
     def act(name: str) -> Callable[[SimStore], object]:
         pause, rng = shore.world.scheduler.sleep, random.Random(name)
         return lambda store: RetryingStore(
-            store, pause=pause, tries=TRIES, rng=rng
+            store, sleep=pause, tries=TRIES, rng=rng
         ).put_new("k", [name.encode()])
 
     for name in ("a", "b", "c"):
@@ -197,7 +197,7 @@ def test_only_a_store_fails_as_a_store_does() -> None:
 def test_things_done_together_are_done_at_once_and_the_first_failure_is_told() -> None:
     """When all have ended, as with threads."""
     shore = Shore("a")
-    timing = GreenletTiming(shore.world, shore.world.processes["a"])
+    runtime = SimRuntime(shore.world, shore.world.processes["a"])
     scheduler = shore.world.scheduler
     ended: list[int] = []
 
@@ -209,10 +209,10 @@ def test_things_done_together_are_done_at_once_and_the_first_failure_is_told() -
         return number
 
     def act(store: SimStore) -> list[object]:
-        told: list[object] = [timing.together([lambda: wait(3), lambda: wait(1)])]
+        told: list[object] = [runtime.gather([lambda: wait(3), lambda: wait(1)])]
         told.append(scheduler.now_s)
         with pytest.raises(Unreachable, match="two"):
-            timing.together([lambda: wait(2), lambda: wait(4)])
+            runtime.gather([lambda: wait(2), lambda: wait(4)])
         return [*told, ended]
 
     assert shore.run_one("a", act) == [[[3, 1], 3.0, [1, 3, 2, 4]]]
@@ -221,13 +221,13 @@ def test_things_done_together_are_done_at_once_and_the_first_failure_is_told() -
 def test_what_repeats_ends_when_the_island_has_left() -> None:
     """Nothing is done in the background of who is gone."""
     shore = Shore("a")
-    timing = GreenletTiming(shore.world, shore.world.processes["a"])
+    runtime = SimRuntime(shore.world, shore.world.processes["a"])
     done: list[float] = []
 
     def act(store: SimStore) -> None:
-        timing.every(6.0, lambda: done.append(shore.world.scheduler.now_s))
-        timing.pause(20.0)
-        timing.is_over = True
+        runtime.every(6.0, lambda: done.append(shore.world.scheduler.now_s))
+        runtime.sleep(20.0)
+        runtime.close()
 
     shore.run_one("a", act)
     assert done == [6.0, 12.0, 18.0]

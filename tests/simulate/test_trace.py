@@ -13,7 +13,7 @@ from atoll.island import Host
 from atoll.island.numpy_model import VectorView, vector_model
 from atoll.protocol import JoinRequest
 from atoll.simulate import FaultPlan, SimWorld, TraceEvent, apply, random_plan, timeline
-from atoll.simulate.hosts import CoordinatorHost, GreenletBackground, SimLine
+from atoll.simulate.hosts import CoordinatorHost, SimLine, SimRuntime
 from atoll.simulate.process import SimProcess
 from atoll.simulate.run import simulate
 from atoll.simulate.story import CommitTrace
@@ -56,8 +56,7 @@ class Told:
             exchange,
             VectorView(),
             JoinRequest(model=MODEL, island=process.name),
-            clock=self._world.clocks[process.name],
-            background=GreenletBackground(process),
+            runtime=SimRuntime(self._world, process),
         )
         while not host.has_ended:
             process.work(0.5)

@@ -58,7 +58,7 @@ def test_a_long_list_is_several_requests() -> None:
 def test_what_is_asked_again_costs_again() -> None:
     """Counted is below Patient."""
     store = CountedStore(Failing("lost", "lost"))
-    RetryingStore(store, pause=lambda _: None, rng=random.Random(1)).put_new(
+    RetryingStore(store, sleep=lambda _: None, rng=random.Random(1)).put_new(
         "key", [b"123"]
     )
     assert store.requests == RequestCounts(puts=3, bytes_up=9)

@@ -55,7 +55,7 @@ def removes(store: Store) -> None:
 def refuses(act: Callable[[Store], object], store: Store) -> str:
     """Return what a store says when it does not let us."""
     with pytest.raises(StoreDenied) as told:
-        act(RetryingStore(store, pause=_never))
+        act(RetryingStore(store, sleep=_never))
     return str(told.value)
 
 

@@ -39,7 +39,7 @@ class Failing(MemoryStore):
 
 
 def patient(store: MemoryStore, pauses_s: list[float]) -> RetryingStore:
-    return RetryingStore(store, pause=pauses_s.append, rng=random.Random(1))
+    return RetryingStore(store, sleep=pauses_s.append, rng=random.Random(1))
 
 
 def test_what_fails_for_a_moment_is_asked_again() -> None:

@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import atoll.torch
 from atoll import RunSettings
-from atoll.clock import SystemClock
 from atoll.errors import LeaseLost
 from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
@@ -38,9 +37,7 @@ def island_at(
         torch_model = TorchModel.of(model)
         view = TorchView(torch_model)
         request = JoinRequest(model=torch_model.spec, island="a")
-        life = SingleProcessHandle(
-            Host(exchange, view, request, clock=SystemClock()), view
-        )
+        life = SingleProcessHandle(Host(exchange, view, request), view)
     else:
 
         def enter(
@@ -50,8 +47,7 @@ def island_at(
             constants: RankConstants,
         ) -> Host:
             request = JoinRequest(model=spec, island="a")
-            clock = SystemClock()
-            return Host(exchange, view, request, clock=clock, memory=memory)
+            return Host(exchange, view, request, memory=memory)
 
         life = form(team, enter)
     return Island(life, [model], optimizer, on_end="raise")

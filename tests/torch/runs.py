@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from atoll import RunSettings
-from atoll.clock import SystemClock
 from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
 from atoll.protocol import JoinRequest
@@ -147,7 +146,7 @@ def join_exchange(
     torch_model = TorchModel.of(model)
     view = TorchView(torch_model)
     request = JoinRequest(model=torch_model.spec, island=island)
-    host = Host(exchange, view, request, clock=SystemClock())
+    host = Host(exchange, view, request)
     return Island(SingleProcessHandle(host, view), [model], optimizer, on_end="raise")
 
 

@@ -36,11 +36,12 @@ from atoll.errors import (
 )
 from atoll.exchange.api import PROTOCOL, parse_info
 from atoll.exchange.api.routes import PROTOCOL_HEADER
-from atoll.exchange.bucket import BucketReader, ThreadTiming
+from atoll.exchange.bucket import BucketReader
 from atoll.exchange.bucket.create import require_able, require_there
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
 from atoll.island.connection import CONNECT_S, call_to
+from atoll.runtime import SystemRuntime
 from atoll.security import Credentials, Role, RunUrl, calling_context, secured
 from atoll.security.private_files import private_directory
 from atoll.store import ProbedStore, Store, open_store
@@ -389,10 +390,10 @@ class StoreCheck:
         return "allowed"
 
     def _run(self) -> str:
-        timing = ThreadTiming()
+        runtime = SystemRuntime()
         try:
             reader = BucketReader.open(
-                WholeReadStore(self._store), timing, url=self._url
+                WholeReadStore(self._store), runtime, url=self._url
             )
             reader.members.read()
             reader.read_controls()
@@ -400,7 +401,7 @@ class StoreCheck:
             for fragment in range(len(reader.view.layout)):
                 states.begin(fragment)
         finally:
-            timing.close()
+            runtime.close()
         if reader.view.moved_to is not None:
             return f"{reader.run} has moved to {reader.view.moved_to}"
         settings = reader.view.settings

@@ -54,19 +54,19 @@ def init(
     store allows a user to join the run and to control it; there is no other credential.
     """
     from atoll.bundle import Bundle, defined_by
-    from atoll.exchange.bucket import ThreadTiming
     from atoll.exchange.bucket.create import reliable, require_no_coordinator
+    from atoll.runtime import SystemRuntime
 
     location = _store_url(url)
     packed = None if bundle is None else Bundle.of_directory(bundle)
     settings = defined_by(packed, settings_of(run_file, assignments))
     require_no_coordinator(location)
-    timing = ThreadTiming()
+    runtime = SystemRuntime()
     try:
-        store = reliable(location, timing.pause)
+        store = reliable(location, runtime.sleep)
         document = _make(store, settings, weights, packed, url=location)
     finally:
-        timing.close()
+        runtime.close()
     names = RunNames(credentials_from_environment())
     names.remember(document.run, location)
     names.remember(settings.run.name, location)

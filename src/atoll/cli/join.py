@@ -139,8 +139,9 @@ def _require_joinable(location: StoreUrl, certificate: Path | None) -> str | Non
         UsageError: the store has no run, or lacks a capability for it.
         StoreDenied: a permission is missing.
     """
-    from atoll.exchange.bucket import BucketReader, ThreadTiming
+    from atoll.exchange.bucket import BucketReader
     from atoll.exchange.bucket.create import reliable, require_able, require_there
+    from atoll.runtime import SystemRuntime
 
     if certificate is not None:
         raise UsageError(
@@ -148,13 +149,13 @@ def _require_joinable(location: StoreUrl, certificate: Path | None) -> str | Non
             "own credentials apply. Leave it out."
         )
     require_there(location.url)
-    timing = ThreadTiming()
+    runtime = SystemRuntime()
     try:
-        store = reliable(location.url, timing.pause)
-        reader = BucketReader.open(store, timing, url=location.url)
+        store = reliable(location.url, runtime.sleep)
+        reader = BucketReader.open(store, runtime, url=location.url)
         require_able(store, reader.view.settings, url=location.url)
     finally:
-        timing.close()
+        runtime.close()
     RunNames(credentials_from_environment()).remember(reader.run, location.url)
     return reader.view.settings.run.bundle
 

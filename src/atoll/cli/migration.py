@@ -36,7 +36,7 @@ from atoll.exchange.api import Incoming
 from atoll.exchange.api.fields import MAX_LARGE_BYTES, load
 from atoll.exchange.api.routes import PROTOCOL, PROTOCOL_HEADER, target_of
 from atoll.exchange.base import PART_BYTES, Frame
-from atoll.exchange.bucket import ThreadTiming, keys
+from atoll.exchange.bucket import keys
 from atoll.exchange.bucket.create import reliable, require_no_coordinator, require_there
 from atoll.exchange.bucket.move import (
     MOVED_RUN,
@@ -54,6 +54,7 @@ from atoll.island.environment import credentials_from_environment
 from atoll.protocol import TensorSpec
 from atoll.protocol.coordinator_state import Move
 from atoll.protocol.model import bytes_of
+from atoll.runtime import SystemRuntime
 from atoll.security import (
     Credentials,
     Role,
@@ -88,8 +89,8 @@ class MoveToStore:
         self._client = CoordinatorClient(
             run, http_client, request_headers, certificate=paths.certificate
         )
-        self._url, self._timing = url, ThreadTiming()
-        self._store = reliable(url, self._timing.pause)
+        self._url, self._runtime = url, SystemRuntime()
+        self._store = reliable(url, self._runtime.sleep)
         self.is_moving = False
         """Whether the move has begun, and is not complete."""
 
@@ -103,7 +104,7 @@ class MoveToStore:
         traceback: TracebackType | None,
     ) -> None:
         self._client.__exit__(kind, exc, traceback)
-        self._timing.close()
+        self._runtime.close()
 
     def go(self) -> dict[str, Any]:
         """Move the run to the store, and return the coordinator's status after it.
@@ -122,7 +123,7 @@ class MoveToStore:
         if not is_here(self._store, moved_run.run):
             self._copy_bundle(moved_run.settings.settings.run.bundle)
             self._copy_code()
-            move_in = MoveIn(self._store, self._timing, moved_run)
+            move_in = MoveIn(self._store, self._runtime, moved_run)
             move_in.bring(self._state, self._update, self)
             move_in.settle()
         status = self._post_control("moved")
@@ -301,15 +302,15 @@ class MoveToCoordinator:
         self.is_moving = False
         """Whether the move has begun, and is not complete."""
 
-        self._timing = ThreadTiming()
+        self._runtime = SystemRuntime()
         try:
-            store = reliable(source, self._timing.pause)
-            self._out = MoveOut.open(store, self._timing, url=source)
+            store = reliable(source, self._runtime.sleep)
+            self._out = MoveOut.open(store, self._runtime, url=source)
             name = self._out.settings.run.name
             directory_path = (directory or Path(f"{name}{RUN_SUFFIX}")).absolute()
             self._arrival = Arrival(directory_path, source=source, target=str(target))
         except BaseException:
-            self._timing.close()
+            self._runtime.close()
             raise
         self._instructions = ServeInstructions(
             run=self._out.run, name=name, directory=directory_path, target=target
@@ -325,7 +326,7 @@ class MoveToCoordinator:
         traceback: TracebackType | None,
     ) -> None:
         self._arrival.close()
-        self._timing.close()
+        self._runtime.close()
 
     def go(self) -> ServeInstructions:
         """Move the run to the directory, and return how to serve it.

@@ -22,7 +22,7 @@ from atoll import __version__
 from atoll.clock import Clock
 from atoll.coordinator.status import run_state, status_of
 from atoll.errors import Unreachable
-from atoll.exchange.bucket import BucketReader, ThreadTiming, keys
+from atoll.exchange.bucket import BucketReader, keys
 from atoll.exchange.bucket.create import require_there
 from atoll.exchange.bucket.documents import RosterDocument
 from atoll.exchange.bucket.outcomes import Outcomes
@@ -31,6 +31,7 @@ from atoll.exchange.bucket.view import BEAT_S, RunView
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.membership import Members
 from atoll.protocol.tables import changed
+from atoll.runtime import SystemRuntime
 from atoll.store import (
     Data,
     Item,
@@ -60,20 +61,20 @@ class StoreObserver:
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         require_there(url)
         self.url = url
-        self._timing = ThreadTiming(clock)
+        self._runtime = SystemRuntime(clock)
         try:
             self.store = RetryingStore(
-                WholeReadStore(open_store(url)), pause=self._timing.pause
+                WholeReadStore(open_store(url)), sleep=self._runtime.sleep
             )
-            self.reader = BucketReader.open(self.store, self._timing, url=url)
+            self.reader = BucketReader.open(self.store, self._runtime, url=url)
             self.outcomes = Outcomes(self.reader, None)
             self.states = States(self.reader, self.outcomes)
-            self._begun_s = self._timing.now_s()
+            self._begun_s = self._runtime.now_s()
             self._changed_s: dict[str, float] = {}
             self._has_looked = self._has_begun = False
             self.look()
         except BaseException:
-            self._timing.close()
+            self._runtime.close()
             raise
 
     def __enter__(self) -> Self:
@@ -85,16 +86,16 @@ class StoreObserver:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._timing.close()
+        self._runtime.close()
 
     @property
     def watched_s(self) -> float:
         """Seconds since this observer started."""
-        return self._timing.now_s() - self._begun_s
+        return self._runtime.now_s() - self._begun_s
 
     @property
     def now_s(self) -> float:
-        return self._timing.now_s()
+        return self._runtime.now_s()
 
     def look(self) -> None:
         """Read the new control documents, members, rosters and open rounds."""
@@ -115,20 +116,20 @@ class StoreObserver:
 
         Then read everything once more.
         """
-        until_s = self._timing.now_s() + seconds
-        while self._unconfirmed() and self._timing.now_s() < until_s:
-            self._timing.pause(min(LOOK_S, max(0.0, until_s - self._timing.now_s())))
+        until_s = self._runtime.now_s() + seconds
+        while self._unconfirmed() and self._runtime.now_s() < until_s:
+            self._runtime.sleep(min(LOOK_S, max(0.0, until_s - self._runtime.now_s())))
             self._look_members()
         self.look()
 
     def read_rosters(self, wanted: Sequence[tuple[int, int]]) -> list[RosterDocument]:
         """Return the rosters of closed rounds, by fragment and round."""
         reads = [partial(self.reader.roster, *key) for key in wanted]
-        return self._timing.together(reads) if reads else []
+        return self._runtime.gather(reads) if reads else []
 
     def pause(self, seconds: float) -> None:
         """Sleep by the observer's clock."""
-        self._timing.pause(seconds)
+        self._runtime.sleep(seconds)
 
     def presence(self, island: str) -> str:
         """Return whether an island has left, is live, is silent, or was only seen."""
@@ -141,12 +142,12 @@ class StoreObserver:
 
     def unchanged_s(self, island: str) -> float:
         """Return how long this observer has seen no change of an island's document."""
-        return self._timing.now_s() - self._changed_s.get(island, self._begun_s)
+        return self._runtime.now_s() - self._changed_s.get(island, self._begun_s)
 
     def _look_members(self) -> None:
         before = dict(self.reader.view.documents)
         self.reader.members.read()
-        now_s = self._timing.now_s()
+        now_s = self._runtime.now_s()
         for island, document in self.reader.view.documents.items():
             # An island that joins after the first read is live as well.
             is_news = before.get(island) != document

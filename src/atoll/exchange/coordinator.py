@@ -24,6 +24,7 @@ from atoll.errors import (
 from atoll.exchange import calls
 from atoll.exchange.base import Constants, Frame, Outcome, digest_error
 from atoll.protocol.model import bytes_of, to_bring
+from atoll.runtime import Runtime
 from atoll.weights import lay_out
 from atoll.wire import FrameKind, Header, blake3_digest
 from atoll.wire.digests import Bytes, view_of
@@ -43,20 +44,17 @@ HEARTBEAT_S = 3.0
 class CoordinatorLine(Protocol):
     """Sends calls to the coordinator. `CoordinatorExchange` is the only caller."""
 
+    @property
+    def runtime(self) -> Runtime:
+        """Waits between attempts, and sends heartbeats in the background."""
+        ...
+
     def call(self, call: calls.Call) -> calls.Reply:
         """Return the reply, or raise the error that the coordinator raised.
 
         Raises:
             Unreachable: no answer came; the call may or may not have been handled.
         """
-        ...
-
-    def pause(self, seconds: float) -> None:
-        """Wait before another attempt."""
-        ...
-
-    def every(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` periodically in the background, until the line is closed."""
         ...
 
 
@@ -104,7 +102,7 @@ class CoordinatorExchange:
         self._states.clear()
         if not self._has_joined:
             self._has_joined = True
-            self._line.every(self._heartbeat_s, self._beat_if_silent)
+            self._line.runtime.every(self._heartbeat_s, self._beat_if_silent)
         return reply
 
     def _join(self, request: protocol.JoinRequest) -> protocol.JoinReply:
@@ -306,7 +304,7 @@ class CoordinatorExchange:
             try:
                 return self._call(call)
             except (DiskError, Unreachable):
-                self._line.pause(pause_s)
+                self._line.runtime.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _call(self, call: calls.Call) -> calls.Reply:

@@ -7,10 +7,8 @@ every later call.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from atoll.clock import Clock
 from atoll.errors import CorruptError, Refused, Unreachable
 from atoll.exchange.api import (
     EncodedRequest,
@@ -23,6 +21,7 @@ from atoll.exchange.api import (
 from atoll.exchange.calls import Call, OutcomeCall, Reply
 from atoll.http import Download, HttpClient, download
 from atoll.http import HttpReply as HttpReply
+from atoll.runtime import SystemRuntime
 from atoll.weights import BodyPool
 from atoll.wire.digests import view_of
 
@@ -40,15 +39,14 @@ class HttpLine:
         self,
         caller: HttpClient,
         *,
-        clock: Clock,
+        runtime: SystemRuntime | None = None,
         headers: Mapping[str, str],
         run: str | None = None,
     ) -> None:
-        self._caller, self._clock, self._run = caller, clock, run
+        self._caller, self._run = caller, run
+        self.runtime = runtime or SystemRuntime()
         self._headers = dict(headers)
-        self._ended = threading.Event()
         self._spare = BodyPool()
-        self._gives_up_at_s = float("inf")
         self.proofs = Proofs()
         """Proofs of incarnations that joined here; lines to one run may share it."""
 
@@ -59,38 +57,13 @@ class HttpLine:
         self.proofs.learn(call, reply)
         return position if reply is None and isinstance(call, OutcomeCall) else reply
 
-    def pause(self, seconds: float) -> None:
-        if self._clock.now_s() + seconds >= self._gives_up_at_s:
-            raise Unreachable(
-                "The coordinator did not answer in the remaining time. "
-                "Work that it had not confirmed may be lost."
-            )
-        if self._ended.wait(seconds):
-            raise Unreachable("The line to the coordinator has been closed.")
-
-    def every(self, seconds: float, act: Callable[[], None]) -> None:
-        def again() -> None:
-            while not self._ended.wait(seconds):
-                act()
-
-        threading.Thread(target=again, name="atoll-heartbeat", daemon=True).start()
-
-    def give_up_after(self, seconds: float) -> None:
-        """Set a deadline, `seconds` from now, for all waiting for the coordinator.
-
-        The deadline also ends a call in progress, which may receive no byte for long.
-        """
-        self._gives_up_at_s = self._clock.now_s() + seconds
-
-        def give_up() -> None:
-            if not self._ended.wait(seconds):
-                self.close()
-
-        threading.Thread(target=give_up, name="atoll-farewell", daemon=True).start()
+    def close_after(self, seconds: float) -> None:
+        """Close this `seconds` from now, and wait for no longer until then."""
+        self.runtime.close_after(seconds, then=self._caller.close)
 
     def close(self) -> None:
         """Stop the background threads and end all calls. Safe to repeat."""
-        self._ended.set()
+        self.runtime.close()
         self._caller.close()
 
     def _ask(self, call: Call) -> Reply:
@@ -107,7 +80,7 @@ class HttpLine:
         fetching = Download(self._into)
         try:
             reply = download(
-                lambda: self._send(sent, fetching), fetching, pause=self.pause
+                lambda: self._send(sent, fetching), fetching, sleep=self.runtime.sleep
             )
         except Refused as exc:  # by our HTTP client: the certificate is another one
             raise _other_run(exc) from exc

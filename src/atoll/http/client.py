@@ -653,7 +653,7 @@ class Download:
 
 
 def download(
-    ask: Callable[[], T], fetching: Download, *, pause: Callable[[float], None]
+    ask: Callable[[], T], fetching: Download, *, sleep: Callable[[float], None]
 ) -> T:
     """Call `ask` until `fetching` is complete, and return the last reply.
 
@@ -671,7 +671,7 @@ def download(
                 raise
             has_moved = fetching.filled_bytes != before
             pause_s = FIRST_PAUSE_S if has_moved else min(2 * pause_s, LONGEST_PAUSE_S)
-            pause(pause_s)
+            sleep(pause_s)
     return ask()
 
 

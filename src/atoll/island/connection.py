@@ -10,7 +10,6 @@ import logging
 import secrets
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from atoll.http import HttpClient, HttpReply
 from atoll.http.client import ConnectionBroken
 from atoll.island.environment import CredentialPaths
 from atoll.island.identity import connection_key
+from atoll.runtime import Runtime, SystemRuntime
 
 CONNECT_S, SILENCE_S = 10.0, 30.0
 """Timeouts for the TCP connection, and for the first byte of a reply."""
@@ -71,7 +71,7 @@ class CoordinatorConnection:
     @contextmanager
     def leaving(self) -> Iterator[None]:
         """Bound the time that leaving takes, and close the connection after it."""
-        self._line.give_up_after(LEAVE_S)
+        self._line.close_after(LEAVE_S)
         try:
             yield
         finally:
@@ -105,9 +105,10 @@ def connect(
     """
     url = security.parse_run_url(run)
     caller, headers = call_to(url, paths, role=security.Role.ISLAND)
+    runtime = SystemRuntime(clock)
     try:
         ask = partial(_info, caller, headers, url, paths.certificate)
-        info = _within(wait_s, ask, url, clock)
+        info = _within(wait_s, ask, url, runtime)
         heartbeat_s = _heartbeat_s(paths.heartbeat_s, info)
     except BaseException:
         caller.close()
@@ -119,7 +120,7 @@ def connect(
         info.epoch,
         heartbeat_s,
     )
-    line = HttpLine(caller, clock=clock, headers=headers, run=info.run)
+    line = HttpLine(caller, runtime=runtime, headers=headers, run=info.run)
     if key is None:
         key = connection_key(island, run=info.run, paths=paths)
     exchange = CoordinatorExchange(
@@ -142,7 +143,7 @@ def connect_read_only(
     caller, headers = call_to(url, paths, role=security.Role.ISLAND)
     try:
         ask = partial(_info, caller, headers, url, paths.certificate)
-        info = _within(wait_s, ask, url, clock)
+        info = _within(wait_s, ask, url, SystemRuntime(clock))
         return caller, headers, info
     except BaseException:
         caller.close()
@@ -162,7 +163,7 @@ def wait_until_up(
     Raises what `connect` does.
     """
     ask = partial(_answer, caller, "/health", {}, url, certificate)
-    _within(wait_s, ask, url, clock)
+    _within(wait_s, ask, url, SystemRuntime(clock))
 
 
 class _NotYet(Exception):
@@ -170,20 +171,20 @@ class _NotYet(Exception):
 
 
 def _within(
-    wait_s: float, ask: Callable[[], T], url: security.RunUrl, clock: Clock
+    wait_s: float, ask: Callable[[], T], url: security.RunUrl, runtime: Runtime
 ) -> T:
     """Repeat `ask` until a coordinator is up, for `wait_s` at most."""
-    until_s, pause_s = clock.now_s() + wait_s, FIRST_PAUSE_S
+    until_s, pause_s = runtime.now_s() + wait_s, FIRST_PAUSE_S
     while True:
         try:
             return ask()
         except _NotYet as exc:
-            if clock.now_s() + pause_s > until_s:
+            if runtime.now_s() + pause_s > until_s:
                 message = f"{exc} Atoll has retried for {wait_s:g} s."
                 raise Unreachable(message) from exc.__cause__
             if pause_s == FIRST_PAUSE_S:
                 log.warning("retrying %s for %g s: %s", url, wait_s, exc)
-        threading.Event().wait(pause_s)
+        runtime.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 

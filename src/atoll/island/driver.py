@@ -13,10 +13,8 @@ from dataclasses import replace
 from itertools import count
 
 from atoll import protocol
-from atoll.clock import Clock
 from atoll.errors import AtollWarning, OutcomeLost, Refused, RunEnded, UsageError
 from atoll.exchange import Exchange, Frame, Outcome
-from atoll.island.base import Runtime
 from atoll.island.fragment import IslandFragment, UpdateInFlight, adopt_mode
 from atoll.island.memory import Memory
 from atoll.island.progress import IslandCounters, RunClock, WorkLedger
@@ -24,6 +22,7 @@ from atoll.island.saved_state import AppliedOutcome, FragmentsWanted, SavedIslan
 from atoll.island.snapshot import can_save_exactly, save_island
 from atoll.island.sync_worker import POLL_S, SyncWorker, position_at_outcome
 from atoll.protocol.island import CARRIED_ROUNDS, FragmentSync
+from atoll.runtime import Runtime
 from atoll.settings import SyncSection
 from atoll.trace import span
 from atoll.wire import FrameKind, Header, Verdict, update_digest
@@ -40,13 +39,12 @@ class Driver:
         tally: IslandCounters,
         memory: Memory,
         *,
-        clock: Clock,
-        background: Runtime,
+        runtime: Runtime,
         state: protocol.IslandState | None = None,
     ) -> None:
         self._exchange, self._joined, self._slots = exchange, joined, slots
-        self._tally, self._clock = tally, clock
-        self.worker = SyncWorker(exchange, joined, slots, memory, tally, background)
+        self._tally, self._runtime = tally, runtime
+        self.worker = SyncWorker(exchange, joined, slots, memory, tally, runtime)
         self._departing = DepartureSender(exchange, self.worker, memory)
         self.ledger = WorkLedger(joined, tally)
         self._live = LiveWeights(
@@ -54,7 +52,7 @@ class Driver:
             joined.settings.sync,
             self.ledger,
             tally,
-            background=background,
+            runtime=runtime,
         )
         self._memory = memory
         self._plan = plan_of(joined, slots)
@@ -211,11 +209,11 @@ class Driver:
     def _wait(
         self, slot: IslandFragment, sealed: UpdateInFlight
     ) -> AppliedOutcome | FragmentsWanted:
-        waits_from_s = self._clock.now_s()
+        waits_from_s = self._runtime.now_s()
         try:
             return self.worker.wait(sealed, self._beat((slot.index, sealed.round)))
         finally:
-            self._tally.wait_s += self._clock.now_s() - waits_from_s
+            self._tally.wait_s += self._runtime.now_s() - waits_from_s
 
     def _adopt(
         self, slot: IslandFragment, sealed: UpdateInFlight, arrival: AppliedOutcome
@@ -283,11 +281,11 @@ class LiveWeights:
         ledger: WorkLedger,
         tally: IslandCounters,
         *,
-        background: Runtime,
+        runtime: Runtime,
     ) -> None:
         self._memory, self._sync = memory, sync
         self._ledger, self._tally = ledger, tally
-        self._background, self._numbers = background, count()
+        self._runtime, self._numbers = runtime, count()
 
     def seal(
         self, slot: IslandFragment, round: int, *, is_awaited: bool = False
@@ -303,7 +301,7 @@ class LiveWeights:
             inner_steps=self._tally.inner_steps,
             tokens=self._tally.tokens,
             weight=self._ledger.weight(slot),
-            arrival=self._background.promise(),
+            arrival=self._runtime.future(),
             is_awaited=is_awaited,
         )
 

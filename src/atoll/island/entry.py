@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from atoll.errors import FoundingLost, NonFinite, Unreachable, UsageError
 from atoll.exchange import Exchange, Frame
-from atoll.island.base import Runtime
 from atoll.island.fragment import IslandFragment
 from atoll.island.memory import Memory
 from atoll.island.progress import IslandCounters
@@ -16,6 +15,7 @@ from atoll.island.resume import EnteredIsland, ResumeReport, resume
 from atoll.island.resume import fetch_state as fetch_state
 from atoll.island.saved_state import SavedIsland
 from atoll.protocol import JoinReply, JoinRequest
+from atoll.runtime import Runtime
 from atoll.weights import FragmentLayout, FragmentState, lay_out, terms_of
 from atoll.weights.layout import first_non_finite
 from atoll.wire import OuterValues
@@ -58,7 +58,7 @@ class ResumeSource:
     """A checkpoint's island, and the runtime for its updates in flight."""
 
     island: SavedIsland
-    background: Runtime
+    runtime: Runtime
 
 
 def _enter(
@@ -72,7 +72,7 @@ def _enter(
     memory.lay_out(layout, joined)
     if saved is not None and not joined.is_founder:
         island = saved.island
-        return resume(exchange, memory, joined, layout, island, saved.background)
+        return resume(exchange, memory, joined, layout, island, saved.runtime)
     tally, resumed = (
         _founder(joined, saved.island) if saved else (IslandCounters(), None)
     )

@@ -11,7 +11,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from atoll.exchange import Frame
-from atoll.island.base import Promise
 from atoll.island.saved_state import (
     AppliedOutcome,
     FragmentsWanted,
@@ -25,6 +24,7 @@ from atoll.protocol.island import (
     counted_in,
     remaining_work,
 )
+from atoll.runtime import Future
 from atoll.settings import SyncSection
 from atoll.weights import FragmentLayout, FragmentState
 from atoll.weights.layout import F32
@@ -49,7 +49,7 @@ class UpdateInFlight:
     number: int = 0
     """The number by which the island's memory finds its buffers."""
 
-    arrival: Promise[AppliedOutcome | FragmentsWanted]
+    arrival: Future[AppliedOutcome | FragmentsWanted]
     summoned: set[tuple[int, int]] = field(default_factory=set)
     """Fragments and rounds that the run has requested while the island waited."""
 

@@ -12,10 +12,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
-from atoll.clock import Clock
 from atoll.errors import AtollWarning, Unreachable
 from atoll.exchange import Exchange
-from atoll.island.base import ParameterView, Runtime, ThreadRuntime
+from atoll.island.base import ParameterView
 from atoll.island.driver import Driver
 from atoll.island.entry import PublishConstants, ResumeSource, enter
 from atoll.island.memory import Memory, WholeMemory
@@ -23,6 +22,7 @@ from atoll.island.progress import RunClock
 from atoll.island.saved_state import SavedIsland
 from atoll.island.snapshot import pause_outcomes
 from atoll.protocol import JoinRequest, Position, Stats, Stepped, SyncNow
+from atoll.runtime import Runtime, SystemRuntime
 from atoll.weights.layout import F32
 from atoll.wire import blake3_digest
 
@@ -41,24 +41,22 @@ class Host:
         view: ParameterView,
         request: JoinRequest,
         *,
-        clock: Clock,
-        background: Runtime | None = None,
+        runtime: Runtime | None = None,
         leaving: AbstractContextManager[object] | None = None,
         memory: Memory | None = None,
         saved: SavedIsland | None = None,
         publish_constants: PublishConstants | None = None,
     ) -> None:
-        self._exchange, self._clock = exchange, clock
+        self._exchange, self._runtime = exchange, runtime or SystemRuntime()
         self._leaving = leaving or nullcontext()
-        self._joined_at_s = clock.now_s()
+        self._joined_at_s = self._runtime.now_s()
         memory = memory or WholeMemory(view)
-        background = background or ThreadRuntime()
         entry = enter(
             exchange,
             memory,
             request,
             leaving=self._leaving,
-            saved=ResumeSource(saved, background) if saved else None,
+            saved=ResumeSource(saved, self._runtime) if saved else None,
             publish_constants=publish_constants,
         )
         self.joined, self.slots, self.tally = entry.joined, entry.slots, entry.tally
@@ -72,8 +70,7 @@ class Host:
             self.slots,
             self.tally,
             memory,
-            clock=clock,
-            background=background,
+            runtime=self._runtime,
             state=entry.state,
         )
         self.has_left = False
@@ -190,7 +187,7 @@ class Host:
 
     def stats(self) -> Stats:
         """Return the statistics that the run shows of this island."""
-        return self.tally.stats(self._clock.now_s() - self._joined_at_s)
+        return self.tally.stats(self._runtime.now_s() - self._joined_at_s)
 
     def read_anchor(self, fragment: int, out: F32) -> int:
         """Copy a fragment's anchor into `out`, and return its round."""

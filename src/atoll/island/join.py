@@ -112,7 +112,7 @@ def join_run(
     if isinstance(run, MemoryRun):
         request = _request(model, island, keeping, bundle)
         joining = _JoiningIsland(request, keeping, memory, constants)
-        return joining.host(run, view, SystemClock(), leaving=nullcontext())
+        return joining.host(run, view, leaving=nullcontext())
     if not run:
         raise UsageError(
             "run='' names no run. Pass a coordinator's address, an object store's URL, "
@@ -140,7 +140,6 @@ class _JoiningIsland:
         self,
         exchange: KeepingExchange,
         view: ParameterView,
-        clock: Clock,
         *,
         leaving: AbstractContextManager[object],
     ) -> Host:
@@ -148,7 +147,6 @@ class _JoiningIsland:
             exchange,
             view,
             self.request,
-            clock=clock,
             leaving=leaving,
             saved=self.keeping.saved if self.keeping else None,
             memory=self.memory,
@@ -205,9 +203,7 @@ def _enter(
     clock = SystemClock()
     connection = _connect(run, joining, clock)
     try:
-        host = joining.host(
-            connection.exchange, view, clock, leaving=connection.leaving()
-        )
+        host = joining.host(connection.exchange, view, leaving=connection.leaving())
     except BaseException:
         with connection.leaving():  # not joined: only the connection is closed
             raise

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from atoll import wire
 from atoll.errors import NonFinite, OutcomeLost, UsageError
 from atoll.exchange import Exchange, Frame
-from atoll.island.base import Runtime
 from atoll.island.fragment import HeldBackWork, IslandFragment, UpdateInFlight
 from atoll.island.identity import update_seed
 from atoll.island.memory import Memory
@@ -33,6 +32,7 @@ from atoll.protocol.island import (
     counted_in,
     remaining_work,
 )
+from atoll.runtime import Runtime
 from atoll.weights import FragmentLayout, FragmentState, Layout, terms_of
 
 
@@ -73,7 +73,7 @@ def resume(
     joined: JoinReply,
     layout: Layout,
     saved: SavedIsland,
-    background: Runtime,
+    runtime: Runtime,
 ) -> EnteredIsland:
     """Return the island of a checkpoint as a member of its run.
 
@@ -91,7 +91,7 @@ def resume(
     if saved.is_exact:
         reason = _why_not_exact(exchange, joined, saved)
         if not reason:
-            return _exact(memory, joined, layout, saved, background)
+            return _exact(memory, joined, layout, saved, runtime)
         saved = memory.as_work(saved, joined.settings.sync)
     return _rejoined(exchange, memory, joined, layout, saved, reason)
 
@@ -143,12 +143,12 @@ def _exact(
     joined: JoinReply,
     layout: Layout,
     saved: SavedIsland,
-    background: Runtime,
+    runtime: Runtime,
 ) -> EnteredIsland:
     # Progress is part of an update: a repeated update must have the same.
     joined = replace(joined, inner_steps=saved.before_steps, tokens=saved.before_tokens)
     slots = [
-        _slot(memory, joined, index, fragment, saved, background)
+        _slot(memory, joined, index, fragment, saved, runtime)
         for index, fragment in enumerate(layout)
     ]
     books = tuple(
@@ -195,7 +195,7 @@ def _slot(
     index: int,
     layout: FragmentLayout,
     saved: SavedIsland,
-    background: Runtime,
+    runtime: Runtime,
 ) -> IslandFragment:
     """Return a fragment in its saved state."""
     fragment = saved.fragments[index]
@@ -211,7 +211,7 @@ def _slot(
     slot.settle(fragment.settled_steps, fragment.settled_tokens)
     if fragment.update is not None:
         assert slot.sealed is not None
-        slot.sealed.arrival = background.promise()
+        slot.sealed.arrival = runtime.future()
         _put_bytes(slot.sealed, joined, fragment.update)
     return slot
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from atoll import store
 from atoll.clock import Clock
 from atoll.errors import UsageError
-from atoll.exchange.bucket import BucketReader, StoreExchange, ThreadTiming
+from atoll.exchange.bucket import BucketReader, StoreExchange
 from atoll.exchange.bucket.create import require_able, require_there
 from atoll.exchange.bucket.exchange import TRIES
 from atoll.exchange.bucket.outcomes import Outcomes
@@ -19,6 +19,7 @@ from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.view import BEAT_S, LEASE_S
 from atoll.island.environment import CredentialPaths
 from atoll.island.identity import connection_key
+from atoll.runtime import SystemRuntime
 
 LEAVE_S = 20.0
 """How long an island that leaves waits for a store that does not answer."""
@@ -29,9 +30,9 @@ log = logging.getLogger("atoll")
 class RetriedStore:
     """A store whose failed requests are retried, and whose requests are counted."""
 
-    def __init__(self, url: str, timing: ThreadTiming) -> None:
+    def __init__(self, url: str, runtime: SystemRuntime) -> None:
         self.counted = store.CountedStore(store.open_store(url))
-        self._patient = store.RetryingStore(self.counted, pause=timing.pause)
+        self._patient = store.RetryingStore(self.counted, sleep=runtime.sleep)
         self.store = store.RangedStore(store.ProbedStore(self._patient))
 
     def use_long_retries(self) -> None:
@@ -59,7 +60,7 @@ class StoreConnection:
 
     exchange: StoreExchange
     reliable: RetriedStore
-    _timing: ThreadTiming
+    _runtime: SystemRuntime
 
     @property
     def costs(self) -> Callable[[], dict[str, float]]:
@@ -68,7 +69,7 @@ class StoreConnection:
     @contextmanager
     def leaving(self) -> Iterator[None]:
         """Bound the time that leaving takes, and end the threads after it."""
-        self._timing.close_after(LEAVE_S)
+        self._runtime.close_after(LEAVE_S)
         try:
             yield
         finally:
@@ -76,7 +77,7 @@ class StoreConnection:
 
     def close(self) -> None:
         """End the threads. Safe to repeat."""
-        self._timing.close()
+        self._runtime.close()
         self.reliable.close()
 
 
@@ -99,15 +100,15 @@ def connect_store(
         Unreachable: the store does not answer.
     """
     require_there(url)
-    timing = ThreadTiming(clock)
-    reliable = RetriedStore(url, timing)
+    runtime = SystemRuntime(clock)
+    reliable = RetriedStore(url, runtime)
     try:
-        reader = BucketReader.open(reliable.store, timing, url=url)
+        reader = BucketReader.open(reliable.store, runtime, url=url)
         settings = reader.view.settings
         require_able(reader.store, settings, url=url)
         beat_s = _beat_s(paths.heartbeat_s)
     except BaseException:
-        timing.close()
+        runtime.close()
         reliable.close()
         raise
     log.info(
@@ -122,7 +123,7 @@ def connect_store(
     nonce = nonce or secrets.token_bytes(16)
     reliable.use_long_retries()
     exchange = StoreExchange(reader, key=key, nonce=nonce, beat_s=beat_s)
-    return StoreConnection(exchange, reliable, timing)
+    return StoreConnection(exchange, reliable, runtime)
 
 
 @contextmanager
@@ -132,17 +133,17 @@ def open_read_only(url: str, *, clock: Clock) -> Iterator[tuple[BucketReader, St
     Raises what `connect_store` does.
     """
     require_there(url)
-    timing = ThreadTiming(clock)
-    reliable = RetriedStore(url, timing)
+    runtime = SystemRuntime(clock)
+    reliable = RetriedStore(url, runtime)
     try:
-        reader = BucketReader.open(reliable.store, timing, url=url)
+        reader = BucketReader.open(reliable.store, runtime, url=url)
         states = States(reader, Outcomes(reader, None))
         if reader.read_founding():
             for fragment in range(len(reader.view.layout)):
                 states.begin(fragment)
         yield reader, states
     finally:
-        timing.close()
+        runtime.close()
         reliable.close()
 
 

@@ -21,7 +21,6 @@ import numpy as np
 from atoll import protocol, wire
 from atoll.errors import AtollError, CorruptError, NonFinite, OutcomeLost
 from atoll.exchange import Exchange, Frame, Outcome
-from atoll.island.base import Runtime
 from atoll.island.entry import fetch_state, state_frame
 from atoll.island.fragment import IslandFragment, UpdateInFlight
 from atoll.island.identity import update_seed
@@ -29,6 +28,7 @@ from atoll.island.memory import Memory
 from atoll.island.progress import IslandCounters
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted
 from atoll.protocol.island import FragmentSync
+from atoll.runtime import Runtime, Worker
 from atoll.trace import span
 from atoll.weights import FragmentState, terms_of
 
@@ -48,16 +48,16 @@ class SyncWorker:
         slots: Sequence[IslandFragment],
         memory: Memory,
         tally: IslandCounters,
-        background: Runtime,
+        runtime: Runtime,
     ) -> None:
         self._exchange, self._joined, self._slots = exchange, joined, slots
         self._memory, self._tally = memory, tally
         self._decay = joined.settings.wire.error_feedback_decay
         self._stops = False
-        self._background = background
+        self._runtime = runtime
         self._waiting: tuple[UpdateInFlight, protocol.Heartbeat] | None = None
-        self._sender = background.hand(f"atoll-{joined.island}-send")
-        self._receiver = background.hand(f"atoll-{joined.island}-receive")
+        self._sender = Worker(runtime, f"atoll-{joined.island}-send")
+        self._receiver = Worker(runtime, f"atoll-{joined.island}-receive")
 
     def send(self, slot: IslandFragment, book: FragmentSync) -> None:
         """Start to encode and publish `slot.sealed`, and to wait for its outcome."""
@@ -288,7 +288,7 @@ class SyncWorker:
         sealed.summoned |= wanted.items()
         self._waiting = None
         self._void_waits(wanted)
-        answered, sealed.arrival = sealed.arrival, self._background.promise()
+        answered, sealed.arrival = sealed.arrival, self._runtime.future()
         answered.set_result(FragmentsWanted(replace(position, wanted=tuple(wanted))))
         return True
 

@@ -111,24 +111,25 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, Any]:
 def _observe(run: str) -> RunLook:
     """Read a run in a store. One read cannot tell which islands are live."""
     from atoll.coordinator.status import island_of, run_state
-    from atoll.exchange.bucket import BucketReader, ThreadTiming
+    from atoll.exchange.bucket import BucketReader
     from atoll.exchange.bucket.create import require_there
     from atoll.exchange.bucket.outcomes import Outcomes
     from atoll.exchange.bucket.states import States
+    from atoll.runtime import SystemRuntime
     from atoll.store import RetryingStore, open_store
 
     require_there(run)
-    timing = ThreadTiming()
+    runtime = SystemRuntime()
     try:
-        store = RetryingStore(open_store(run), pause=timing.pause)
-        reader = BucketReader.open(store, timing, url=run)
+        store = RetryingStore(open_store(run), sleep=runtime.sleep)
+        reader = BucketReader.open(store, runtime, url=run)
         reader.members.read()
         if reader.read_founding():
             states = States(reader, Outcomes(reader, None))
             for fragment in range(len(reader.view.layout)):
                 states.begin(fragment)
                 reader.read_round(fragment)
-        view, now_s = reader.view, timing.now_s()
+        view, now_s = reader.view, runtime.now_s()
         beats = {name: document.beat.stats for name, document in view.documents.items()}
         state = view.state
         rows = {
@@ -136,7 +137,7 @@ def _observe(run: str) -> RunLook:
             for name, member in state.members.known.items()
         }
     finally:
-        timing.close()
+        runtime.close()
     return RunLook(
         run=reader.run,
         state="moved" if view.moved_to is not None else run_state(state, now_s),

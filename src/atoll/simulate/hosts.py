@@ -12,13 +12,12 @@ Rule 2: a round that was committed in the instant of a coordinator's death is wr
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
 from atoll.coordinator import LongPolls, Service
-from atoll.errors import DiskError, UsageError
+from atoll.errors import DiskError, Unreachable, UsageError
 from atoll.exchange.calls import Call, OutcomeCall, Reply, size_of
 from atoll.island.saved_state import AppliedOutcome
 from atoll.journal import Journal
@@ -40,73 +39,76 @@ TIMEOUT_S = 4.0
 LONGEST_NAP_S = 1.0
 
 
-class IslandFuture:
-    """A future with the names that islands use."""
-
-    def __init__(self, future: GreenletFuture[Any], process: SimProcess) -> None:
-        self._future, self._process = future, process
-        self.set_exception = future.set_error
-        self.done, self.exception = future.done, future.exception
-
-    def set_result(self, result: Any) -> None:
-        if self._process.scheduler.trace is not None and isinstance(
-            result, AppliedOutcome
-        ):
-            trace_arrival(self._process, result)
-        self._future.set(result)
-
-    def result(self) -> Any:
-        return self._future.result()
+T = TypeVar("T")
 
 
-class GreenletWorker:
-    """Runs submitted calls one after the other, in a greenlet."""
+class SimRuntime:
+    """The clock and the greenlets of one process. Implements `Runtime`.
 
-    def __init__(self, process: SimProcess) -> None:
-        self._process = process
-        self._work: deque[Callable[[], object]] = deque()
-        self._is_busy = False
-        self._idle: list[GreenletFuture[None]] = []
+    Sleeps take true time, independent of the clock of the process.
+    """
 
-    def submit(self, work: Callable[..., object], /, *arguments: Any) -> None:
-        self._work.append(partial(work, *arguments))
-        if not self._is_busy:
-            self._is_busy = True
-            self._process.spawn(self._work_off)
+    def __init__(self, world: SimWorld, process: SimProcess) -> None:
+        self._scheduler, self._process = world.scheduler, process
+        self.now_s = world.clocks[process.name].now_s
+        self._is_closed = False
 
-    def shutdown(self) -> None:
-        if self._is_busy:
-            idle = GreenletFuture[None](self._process.scheduler)
-            self._idle.append(idle)
-            idle.result()
+    def sleep(self, seconds: float) -> None:
+        self._scheduler.sleep(seconds)
+        if self._is_closed:
+            raise Unreachable(f"{self._process.name!r} has given up asking its run.")
 
-    def _work_off(self) -> None:
-        while self._work:
-            self._work.popleft()()
-        self._is_busy = False
-        for idle in self._idle:
-            idle.set(None)
-        self._idle.clear()
+    def every(self, seconds: float, act: Callable[[], None]) -> None:
+        def repeat() -> None:
+            self._scheduler.sleep(seconds)
+            while not self._is_closed:
+                act()
+                self._scheduler.sleep(seconds)
+
+        self._process.spawn(repeat)
+
+    def spawn(self, act: Callable[[], object], *, name: str) -> None:
+        self._process.spawn(act)
+
+    def future(self) -> GreenletFuture[Any]:
+        if self._scheduler.trace is None:
+            return GreenletFuture(self._scheduler)
+        return GreenletFuture(self._scheduler, partial(trace_arrival, self._process))
+
+    def gather(self, acts: Sequence[Callable[[], T]]) -> list[T]:
+        if len(acts) == 1:
+            return [acts[0]()]
+        futures = [GreenletFuture[T](self._scheduler) for _ in acts]
+        for act, future in zip(acts, futures, strict=True):
+            self._process.spawn(partial(_complete, act, future))
+        errors: list[Exception] = []
+        for future in futures:
+            try:
+                future.result()
+            except Exception as exc:  # all must end before the first error is raised
+                errors.append(exc)
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        """End all sleeps and periodic calls. Safe to repeat."""
+        self._is_closed = True
 
 
-class GreenletBackground:
-    """The background of an island in virtual time. Implements `Background`."""
-
-    def __init__(self, process: SimProcess) -> None:
-        self._process = process
-
-    def hand(self, name: str) -> GreenletWorker:
-        return GreenletWorker(self._process)
-
-    def promise(self) -> IslandFuture:
-        return IslandFuture(GreenletFuture(self._process.scheduler), self._process)
+def _complete(act: Callable[[], T], future: GreenletFuture[T]) -> None:
+    try:
+        future.set_result(act())
+    except Exception as exc:  # raised in the waiting greenlet
+        future.set_exception(exc)
 
 
 class SimLine:
-    """Calls over the simulated network. Implements `Line`."""
+    """Calls over the simulated network. Implements `CoordinatorLine`."""
 
     def __init__(self, world: SimWorld, process: SimProcess) -> None:
         self._world, self._process = world, process
+        self.runtime = SimRuntime(world, process)
 
     def call(self, call: Call) -> Reply:
         wait_s = call.wait_s if isinstance(call, OutcomeCall) else 0.0
@@ -118,17 +120,6 @@ class SimLine:
             timeout_s=TIMEOUT_S + wait_s,
         )
         return cast(Reply, answer)
-
-    def pause(self, seconds: float) -> None:
-        self._world.scheduler.sleep(seconds)
-
-    def every(self, seconds: float, act: Callable[[], None]) -> None:
-        def again() -> None:
-            while True:
-                self._world.scheduler.sleep(seconds)
-                act()
-
-        self._process.spawn(again)
 
 
 class CoordinatorHost:
@@ -183,55 +174,6 @@ class CoordinatorHost:
         self._long_polls.put(cast(Call, request), send, now_s)
         self._long_polls.settle(now_s)
         self._trace.look(self.service.state, now_s)
-
-
-T = TypeVar("T")
-
-
-class GreenletTiming:
-    """The clock and the greenlets of one process. Implements `Timing`.
-
-    Pauses take true time, independent of the clock of the process.
-    """
-
-    def __init__(self, world: SimWorld, process: SimProcess) -> None:
-        self._scheduler, self._process = world.scheduler, process
-        self.now_s = world.clocks[process.name].now_s
-        self.pause = world.scheduler.sleep
-        self.is_over = False
-        """Whether the island has left, which ends its background work."""
-
-    def every(self, seconds: float, act: Callable[[], None]) -> None:
-        def again() -> None:
-            self.pause(seconds)
-            while not self.is_over:
-                act()
-                self.pause(seconds)
-
-        self._process.spawn(again)
-
-    def together(self, acts: Sequence[Callable[[], T]]) -> list[T]:
-        if len(acts) == 1:
-            return [acts[0]()]
-        futures = [GreenletFuture[T](self._scheduler) for _ in acts]
-        for act, future in zip(acts, futures, strict=True):
-            self._process.spawn(partial(_complete, act, future))
-        errors: list[Exception] = []
-        for future in futures:
-            try:
-                future.result()
-            except Exception as exc:  # all must end before the first error is raised
-                errors.append(exc)
-        if errors:
-            raise errors[0]
-        return [future.result() for future in futures]
-
-
-def _complete(act: Callable[[], T], future: GreenletFuture[T]) -> None:
-    try:
-        future.set(act())
-    except Exception as exc:  # raised in the waiting greenlet
-        future.set_error(exc)
 
 
 class CoordinatorTrace:
@@ -350,8 +292,10 @@ class CoordinatorTrace:
         self._scheduler.emit(subject, action, detail)
 
 
-def trace_arrival(process: SimProcess, arrival: AppliedOutcome) -> None:
+def trace_arrival(process: SimProcess, arrival: object) -> None:
     """Trace an island's decision about an outcome, unless all its work counted."""
+    if not isinstance(arrival, AppliedOutcome):
+        return
     if arrival.decision in (WorkDecision.CARRY, WorkDecision.DROP, WorkDecision.REFUSE):
         reason = f": {arrival.reason}" if arrival.reason else ""
         detail = f"at round {arrival.through}{reason}"

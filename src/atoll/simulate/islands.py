@@ -16,7 +16,7 @@ from atoll.exchange import Exchange
 from atoll.island import Host
 from atoll.island.numpy_model import VectorView, vector_model
 from atoll.protocol import JoinRequest, ModelSpec
-from atoll.simulate.hosts import GreenletBackground
+from atoll.simulate.hosts import SimRuntime
 from atoll.simulate.invariants import InvariantWatch
 from atoll.simulate.invariants.watch import WatchedPorts
 from atoll.simulate.network import Latency
@@ -209,8 +209,7 @@ class SimIsland:
             exchange,
             ports.view,
             JoinRequest(model=self._conditions.model, island=self._name),
-            clock=self._world.clocks[self._name],
-            background=GreenletBackground(self._process),
+            runtime=SimRuntime(self._world, self._process),
         )
         self._watch.joined(ports.incarnation, host)
         self.time_spent.begin(self._world.scheduler.now_s)

@@ -188,9 +188,9 @@ class PendingRequest:
         if self.answer.done():
             return
         if isinstance(payload, Exception):
-            self.answer.set_error(payload.with_traceback(None))
+            self.answer.set_exception(payload.with_traceback(None))
         else:
-            self.answer.set(payload)
+            self.answer.set_result(payload)
 
 
 @dataclass(slots=True)

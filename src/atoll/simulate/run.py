@@ -21,7 +21,7 @@ from atoll.exchange.bucket.exchange import TRIES
 from atoll.exchange.bucket.view import LEASE_S as BUCKET_LEASE_S
 from atoll.protocol.membership import LEASE_S
 from atoll.settings import RunSettings
-from atoll.simulate.hosts import CoordinatorHost, GreenletTiming, SimLine
+from atoll.simulate.hosts import CoordinatorHost, SimLine, SimRuntime
 from atoll.simulate.invariants import InvariantWatch, Violation
 from atoll.simulate.invariants.bucket import (
     BucketReferee,
@@ -380,12 +380,12 @@ class BucketExchangeFactory:
     def exchange(
         self, process: SimProcess, number: int, ports: WatchedPorts
     ) -> Exchange:
-        timing = GreenletTiming(self._world, process)
+        runtime = SimRuntime(self._world, process)
         store = SimStore(self._world, process)
         rng = random.Random(f"{self._world.scheduler.seed} {process.name} {number}")
-        retrying = RetryingStore(store, pause=timing.pause, tries=TRIES, rng=rng)
+        retrying = RetryingStore(store, sleep=runtime.sleep, tries=TRIES, rng=rng)
         watched = WatchedStore(retrying, self.referee, process, self._bucket.troubles)
-        reader = self._open_reader(watched, timing)
+        reader = self._open_reader(watched, runtime)
         watched.reader = reader
         store.is_locked = reader.lock._is_owned  # type: ignore[attr-defined]
         exchange = StoreExchange(
@@ -395,12 +395,12 @@ class BucketExchangeFactory:
             state_rounds=STATE_ROUNDS,
         )
         ports.incarnation.num_unconfirmed = lambda: len(exchange._outcomes.own_updates)
-        return WatchedExchange(exchange, timing, ports)
+        return WatchedExchange(exchange, runtime, ports)
 
-    def _open_reader(self, store: WatchedStore, timing: GreenletTiming) -> BucketReader:
+    def _open_reader(self, store: WatchedStore, runtime: SimRuntime) -> BucketReader:
         """Open the run; retry while the store does not answer."""
         while True:
             try:
-                return BucketReader.open(store, timing, url="the simulated store")
+                return BucketReader.open(store, runtime, url="the simulated store")
             except Unreachable:
-                timing.pause(1.0)
+                runtime.sleep(1.0)

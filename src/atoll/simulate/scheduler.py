@@ -436,23 +436,37 @@ T = TypeVar("T")
 
 
 class GreenletFuture(Generic[T]):
-    """Lets a greenlet wait where a `concurrent.futures.Future` blocks a thread."""
+    """Lets a greenlet wait where a thread's future blocks it. Implements `Future`.
 
-    __slots__ = ("_error", "_is_done", "_scheduler", "_value", "_waiters")
+    `on_result` is called with the value, before anything waiting resumes.
+    """
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    __slots__ = (
+        "_error",
+        "_is_done",
+        "_on_result",
+        "_scheduler",
+        "_value",
+        "_waiters",
+    )
+
+    def __init__(
+        self, scheduler: Scheduler, on_result: Callable[[T], None] | None = None
+    ) -> None:
+        self._scheduler, self._on_result = scheduler, on_result
         self._is_done = False
         self._value: T
         self._error: BaseException | None = None
         self._waiters: list[tuple[Strand, Timer | None]] = []
 
-    def set(self, value: T) -> None:
+    def set_result(self, value: T) -> None:
         """Set the value; waiting greenlets resume in this instant."""
+        if self._on_result is not None:
+            self._on_result(value)
         self._finish()
         self._value = value
 
-    def set_error(self, error: BaseException) -> None:
+    def set_exception(self, error: BaseException) -> None:
         """Set an error instead, which is raised in waiting greenlets."""
         self._finish()
         self._error = error

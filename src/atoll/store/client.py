@@ -254,19 +254,19 @@ class RetryingStore:
     """Repeats requests to another store that fail. Implements `Store`.
 
     Args:
-        pause: Waits the given seconds; may raise to end the attempts.
+        sleep: Waits the given seconds; may raise to end the attempts.
     """
 
     def __init__(
         self,
         store: base.Store,
         *,
-        pause: Callable[[float], None] | None = None,
+        sleep: Callable[[float], None] | None = None,
         tries: RetryPolicy | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._store = store
-        self._pause = pause or _pause
+        self._sleep = sleep or _sleep
         self.tries = tries or RetryPolicy()
         self._rng = rng or random.Random()
 
@@ -322,10 +322,10 @@ class RetryingStore:
             except Unreachable:
                 if (wait_s := next(waits_s, None)) is None:
                     raise
-            self._pause(wait_s)
+            self._sleep(wait_s)
 
 
-def _pause(seconds: float) -> None:
+def _sleep(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -121,9 +122,10 @@ T = TypeVar("T")
 
 
 class WaitingTime:
-    """A clock that moves only during `pause`, which also makes the calls that are due.
+    """Time that moves only during `sleep`, which also makes the calls that are due.
 
-    All islands of a test share one. Implements `Timing`.
+    All islands of a test share one. Implements `Runtime` in the thread of the test:
+    spawned calls run immediately.
     """
 
     def __init__(self) -> None:
@@ -134,7 +136,7 @@ class WaitingTime:
     def now_s(self) -> float:
         return self._now_s
 
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         until_s = self._now_s + seconds
         while self._due and self._due[0][0] <= until_s:
             self._now_s, _, every_s, act = heappop(self._due)
@@ -145,7 +147,13 @@ class WaitingTime:
     def every(self, seconds: float, act: Callable[[], None]) -> None:
         self._plan(seconds, act)
 
-    def together(self, acts: Sequence[Callable[[], T]]) -> list[T]:
+    def spawn(self, act: Callable[[], object], *, name: str) -> None:
+        act()
+
+    def future(self) -> Future[Any]:
+        return Future()
+
+    def gather(self, acts: Sequence[Callable[[], T]]) -> list[T]:
         return [act() for act in acts]
 
     def _plan(self, seconds: float, act: Callable[[], None]) -> None:
@@ -156,11 +164,11 @@ class Unhurried(StoreExchange):
     """Waits for a heartbeat before it reads, so that it sees the others' updates."""
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
-        self._timing.pause(BEAT_S)
+        self._runtime.sleep(BEAT_S)
         return super().outcome(fragment, round, wait_s=wait_s)
 
     def state(self, fragment: int) -> Frame:
-        self._timing.pause(BEAT_S)
+        self._runtime.sleep(BEAT_S)
         return super().state(fragment)
 
 

@@ -18,7 +18,7 @@ from atoll.island.base import ParameterView
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.settings import RunSettings
 from atoll.simulate import Armed, FaultPlan, SimProcess, SimWorld, apply
-from atoll.simulate.hosts import CoordinatorHost, GreenletBackground, SimLine
+from atoll.simulate.hosts import CoordinatorHost, SimLine, SimRuntime
 
 
 class VirtualIsland:
@@ -47,8 +47,7 @@ class VirtualIsland:
             exchange,
             view,
             JoinRequest(model=model, island=self.name),
-            clock=self.clock,
-            background=GreenletBackground(self._process),
+            runtime=SimRuntime(self._world, self._process),
         )
 
     def work(self, seconds: float) -> None:

@@ -160,7 +160,7 @@ def test_a_departing_update_counts_though_its_round_was_listed_before() -> None:
     beach = Beach(deciding("b"))
     b, b_store, b_joined = beach.join("b")
     a, _, a_joined = beach.join("a")
-    beach.time.pause(7.0)
+    beach.time.sleep(7.0)
     last = departing(a, a_joined, 1.0)
     b_frame = update_of(b, b_joined, 3.0)
 
@@ -338,19 +338,19 @@ def test_after_a_time_without_answers_nobody_is_taken_for_gone() -> None:
     beach = Beach(start_islands=2)
     a, a_store, a_joined = beach.join("a")
     b, b_store, _ = beach.join("b")
-    beach.time.pause(20.0)
+    beach.time.sleep(20.0)
 
     def fails(what: str, key: str) -> None:
         raise Unreachable("the bucket does not answer")
 
     frame = update_of(a, a_joined, 1.0)
     a_store.before = b_store.before = fails
-    beach.time.pause(100.0)
+    beach.time.sleep(100.0)
     a_store.before = b_store.before = lambda what, key: None
     a.publish(frame)  # before any heartbeat of the other comes through
 
     assert not beach.has_closed(1)
-    beach.time.pause(8.0)
+    beach.time.sleep(8.0)
     b.publish(update_of(b, enter(b, "b"), 3.0))
     assert beach.roster(1) == {"a": Verdict.COUNTED, "b": Verdict.COUNTED}
 
@@ -387,7 +387,7 @@ def test_a_control_that_cannot_be_read_does_not_hide_the_members() -> None:
     a, _, _ = beach.join("a")
     beach.join("b")
     beach.store.put(keys.control(1), [b"somebody's notes"])
-    beach.time.pause(200.0)
+    beach.time.sleep(200.0)
 
     assert a._reader.view.live(beach.time.now_s()) == {"a", "b"}
 
@@ -433,9 +433,9 @@ def test_the_silent_are_read_ever_more_seldom() -> None:
     reader = BucketReader.open(counted, beach.time, url=URL)
     a = StoreExchange(reader, key=b"a", nonce=bytes(16))
     enter(a, "a")
-    beach.time.pause(3600.0)
+    beach.time.sleep(3600.0)
     before = counted.requests
-    beach.time.pause(600.0)
+    beach.time.sleep(600.0)
 
     beats = 100
     assert counted.requests.since(before).total <= 5 * beats + 20
@@ -546,7 +546,7 @@ def test_a_heartbeat_outlives_any_failure(caplog: pytest.LogCaptureFixture) -> N
 
     a.stats = fails  # type: ignore[assignment]
     with caplog.at_level(logging.ERROR, logger="atoll"):
-        beach.time.pause(20.0)
+        beach.time.sleep(20.0)
     assert "nobody thought of this" in caplog.text
 
 
@@ -651,7 +651,7 @@ def test_of_many_islands_no_whole_updates_are_kept() -> None:
                 Frame(*state.to_frame(run=joined.run, fragment=0, outer=OUTER))
             )
         islands.append((exchange, joined))
-    beach.time.pause(7.0)
+    beach.time.sleep(7.0)
     base = islands[0][0].state(0).header.base
     for exchange, joined in islands:
         exchange.publish(_large_update(joined, base))
@@ -687,7 +687,7 @@ def test_what_departs_while_a_roster_is_on_its_way_is_not_lost() -> None:
     a, _, a_joined = beach.join("a")
     last = departing(a, a_joined, 1.0)
     b.publish(update_of(b, b_joined, 3.0))
-    beach.time.pause(3000.0)  # nobody waits for the other any more
+    beach.time.sleep(3000.0)  # nobody waits for the other any more
 
     def leaves() -> None:
         assert a.publish(last) is Reception.STAGED
@@ -708,11 +708,11 @@ class Flat(WaitingTime):
 
     is_busy = False
 
-    def together(self, acts: Sequence[Callable[[], T]]) -> list[T]:
+    def gather(self, acts: Sequence[Callable[[], T]]) -> list[T]:
         assert not self.is_busy, "a thread of the crew waits for the crew"
         self.is_busy = True
         try:
-            return super().together(acts)
+            return super().gather(acts)
         finally:
             self.is_busy = False
 

@@ -15,16 +15,11 @@ import pytest
 from atoll import RunSettings
 from atoll.clock import SystemClock
 from atoll.errors import CorruptError, UsageError
-from atoll.exchange.bucket import (
-    BucketReader,
-    StoreExchange,
-    ThreadTiming,
-    documents,
-    keys,
-)
+from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
 from atoll.exchange.bucket.create import make_run, require_able
 from atoll.island import Host
 from atoll.protocol import JoinRequest
+from atoll.runtime import SystemRuntime
 from atoll.store import MemoryStore, ProbedStore, RetryingStore, Store
 from atoll.testing import VectorView, vector_model
 from atoll.wire import blake3_digest
@@ -67,21 +62,21 @@ class Islands:
         return self.digests
 
     def _live(self, name: str) -> None:
-        timing = ThreadTiming(SystemClock())
+        runtime = SystemRuntime(SystemClock())
         try:
-            reader = BucketReader.open(self.store, timing, url=URL)
+            reader = BucketReader.open(self.store, runtime, url=URL)
             exchange = StoreExchange(reader, key=name.encode(), nonce=name.encode())
             self.digests[name] = _train(exchange, name)
         except Exception as exc:  # told by who waits for this thread
             self.failures.append(exc)
         finally:
-            timing.close()
+            runtime.close()
 
 
 def _train(exchange: StoreExchange, name: str) -> tuple[bytes, ...]:
     view, rng = VectorView(fill=0.5), np.random.default_rng(ord(name[0]))
     request = JoinRequest(model=MODEL, island=name)
-    host = Host(exchange, view, request, clock=SystemClock())
+    host = Host(exchange, view, request)
     while not host.has_ended:
         for local in view.local:
             local -= rng.standard_normal(local.size, np.float32)
@@ -98,7 +93,7 @@ def trained(store: Store, *names: str) -> dict[str, tuple[bytes, ...]]:
 
 
 def opened(store: Store) -> BucketReader:
-    return BucketReader.open(store, ThreadTiming(), url=URL)
+    return BucketReader.open(store, SystemRuntime(), url=URL)
 
 
 def edited(store: Store, key: str, **changes: object) -> None:
@@ -278,9 +273,9 @@ def test_with_a_decider_a_run_meets_where_objects_are_replaced(
     make_run(store, settings(store={"decider": "b"}), url=URL)
     islands = Islands(store)
     islands.start("b")
-    timing = ThreadTiming()
+    runtime = SystemRuntime()
     while not any(item.key == keys.RUN for item in store.items("")):
-        timing.pause(0.1)
+        runtime.sleep(0.1)
     islands.start("a")
     found = islands.end()
 
@@ -290,12 +285,12 @@ def test_with_a_decider_a_run_meets_where_objects_are_replaced(
 
 def test_nobody_but_the_decider_founds() -> None:
     """While it is away the run waits: another does not even found it."""
-    store, timing = MemoryStore(), ThreadTiming()
+    store, runtime = MemoryStore(), SystemRuntime()
     make_run(store, settings(1, store={"decider": "b"}), url=URL)
     islands = Islands(store)
     islands.start("a")
     while not store.items(keys.MEMBERS):
-        timing.pause(0.01)
+        runtime.sleep(0.01)
     assert store.items("founding/") == []
     islands.start("b")
     found = islands.end()

@@ -13,10 +13,11 @@ import pytest
 from atoll.clock import SystemClock
 from atoll.coordinator import Service
 from atoll.exchange import Exchange, MemoryRun
-from atoll.exchange.bucket import BucketReader, StoreExchange, ThreadTiming
+from atoll.exchange.bucket import BucketReader, StoreExchange
 from atoll.exchange.bucket.create import make_run
 from atoll.island import Host
 from atoll.protocol import JoinRequest
+from atoll.runtime import SystemRuntime
 from atoll.settings import RunSettings
 from atoll.simulate import SimDisk
 from atoll.store import MemoryStore
@@ -47,15 +48,15 @@ def in_memory(given: RunSettings) -> Attach:
     return lambda name: run
 
 
-def in_bucket(timings: list[ThreadTiming], given: RunSettings) -> Attach:
-    """Return what attaches islands to a run in a store; their timings are to close."""
+def in_bucket(runtimes: list[SystemRuntime], given: RunSettings) -> Attach:
+    """Return what attaches islands to a run in a store; their runtimes are to close."""
     store, nonces = MemoryStore(), count()
     make_run(store, given, url="memory")
 
     def attach(name: str) -> Exchange:
-        timing = ThreadTiming(SystemClock())
-        timings.append(timing)
-        reader = BucketReader.open(store, timing, url="memory")
+        runtime = SystemRuntime(SystemClock())
+        runtimes.append(runtime)
+        reader = BucketReader.open(store, runtime, url="memory")
         nonce = next(nonces).to_bytes(16, "little")
         return StoreExchange(reader, key=name.encode(), nonce=nonce)
 
@@ -78,7 +79,7 @@ def train(attach: Attach, islands: int) -> list[tuple[bytes, ...]]:
     def live(name: str, seed: int) -> None:
         view, rng = VectorView(fill=0.5), np.random.default_rng(seed)
         request = JoinRequest(model=MODEL, island=name)
-        host = Host(attach(name), view, request, clock=SystemClock())
+        host = Host(attach(name), view, request)
         while not host.has_ended:
             for local in view.local:
                 local -= rng.standard_normal(local.size, np.float32) * np.float32(1e-3)
@@ -105,15 +106,15 @@ def test_whichever_way_updates_take_the_anchor_is_the_same(
 ) -> None:
     """Read whole by two islands, in shards by four: bit for bit the coordinator's."""
     given = settings(islands, up, down)
-    timings: list[ThreadTiming] = []
+    runtimes: list[SystemRuntime] = []
     try:
         memory, bucket, coordinator = (
             train(open_run(given), islands)
-            for open_run in (in_memory, partial(in_bucket, timings), at_coordinator)
+            for open_run in (in_memory, partial(in_bucket, runtimes), at_coordinator)
         )
     finally:
-        for timing in timings:
-            timing.close()
+        for runtime in runtimes:
+            runtime.close()
 
     assert len(set(bucket)) == 1
     assert len(bucket) == islands

@@ -20,7 +20,7 @@ class Cove:
         a, _, a_joined = self.beach.join("a")
         last = departing(a, a_joined, 1.0)
         self.b.publish(update_of(self.b, self.joined, 3.0))
-        self.beach.time.pause(3000.0)  # nobody waits for the others any more
+        self.beach.time.sleep(3000.0)  # nobody waits for the others any more
 
         def leaves() -> None:
             assert a.publish(last) is Reception.STAGED
@@ -70,7 +70,7 @@ def test_it_is_brought_on_if_the_next_round_is_closed_without_it() -> None:
     cove.goes_on(2, 2)
     assert cove.counted(2) == []
     cove.store.before = lambda what, key: None
-    cove.beach.time.pause(70.0)  # who was silent is read more seldom
+    cove.beach.time.sleep(70.0)  # who was silent is read more seldom
     cove.goes_on(3, 5)
 
     assert cove.counted(5) == [3]
@@ -95,7 +95,7 @@ def test_a_new_life_brings_what_its_earlier_one_left() -> None:
 def test_a_new_life_of_who_left_nothing_speaks_for_itself() -> None:
     """What has counted is not put a second time."""
     cove = Cove()
-    cove.beach.time.pause(7.0)
+    cove.beach.time.sleep(7.0)
     cove.goes_on(2, 2)
     again, _, joined = cove.beach.join("a")
     assert joined.spoken_for == ()
@@ -113,7 +113,7 @@ def test_a_farewell_names_what_a_round_has_left_out_since_it_was_staged() -> Non
     a, _, a_joined = beach.join("a")
     last = departing(a, a_joined, 1.0)
     b.publish(update_of(b, joined, 3.0))
-    beach.time.pause(3000.0)
+    beach.time.sleep(3000.0)
 
     def departs() -> None:
         assert a.publish(last) is Reception.STAGED
@@ -152,7 +152,7 @@ def test_nothing_is_asked_for_where_nothing_was_left_out() -> None:
     a.publish(departing(a, a_joined, 1.0))
     a.leave("a", 1)
     b.publish(update_of(b, b_joined, 3.0))
-    beach.time.pause(7.0)
+    beach.time.sleep(7.0)
     assert beach.roster(1)["a"] is Verdict.COUNTED
     asked: list[str] = []
     b_store.before = lambda what, key: asked.append(key)
@@ -164,7 +164,7 @@ def test_nothing_is_asked_for_where_nothing_was_left_out() -> None:
 def test_it_is_brought_once_for_a_round() -> None:
     """Who looks again and again at that round asks for nothing more."""
     cove = Cove()
-    cove.beach.time.pause(7.0)
+    cove.beach.time.sleep(7.0)
     leftovers = cove.b._closer._late_updates
     asked: list[str] = []
     cove.store.before = lambda what, key: asked.append(what)
@@ -185,7 +185,7 @@ def test_an_island_may_leave_more_than_one_update() -> None:
         departing(a, a_joined, value, round=at) for at, value in ((1, 1.0), (2, 5.0))
     ]
     b.publish(update_of(b, joined, 3.0))
-    beach.time.pause(3000.0)
+    beach.time.sleep(3000.0)
 
     def leaves() -> None:
         for frame in frames:

@@ -90,7 +90,7 @@ def test_all_that_a_run_has_comes_along() -> None:
     for number in (1, 2, 3):
         for exchange, joined in ((a, a_joined), (b, b_joined)):
             exchange.publish(update_of(exchange, joined, 1.0, round=number))
-        beach.time.pause(3000.0)  # nobody waits for the third
+        beach.time.sleep(3000.0)  # nobody waits for the third
         assert a.outcome(0, number, wait_s=1.0) is not None
     beach.say("pause")
     beach.say("evict", island="gone", incarnation=1)
@@ -211,10 +211,10 @@ def test_everybody_is_sent_on_once_the_run_has_moved() -> None:
     rounds_of(beach, a, joined, 1, 1)
     frame = update_of(a, joined, 1.0, round=2)
     moves(beach)
-    beach.time.pause(7.0)
+    beach.time.sleep(7.0)
     told: list[RunMoved] = []
     a.moved = told.append
-    beach.time.pause(7.0)
+    beach.time.sleep(7.0)
 
     assert told[0].target == TARGET
     assert a.outcome(0, 1, wait_s=0.0) is not None
@@ -516,7 +516,7 @@ class Journey:
             return self.meet(self.there, name, nonce)
 
         place = self.meet(self.beach.store, name, nonce)
-        return FollowingExchange(place, open, pause=self.beach.time.pause)
+        return FollowingExchange(place, open, pause=self.beach.time.sleep)
 
     def meet(self, store: Store, name: str, nonce: bytes) -> StoreExchange:
         reader = BucketReader.open(store, self.beach.time, url=URL)
@@ -551,7 +551,7 @@ def follows(store: Store | None = None) -> None:
     a.publish(update_of(a, first, 1.0, round=2))
     late = update_of(b, second, 3.0, round=2)
     it.move()
-    it.beach.time.pause(7.0)
+    it.beach.time.sleep(7.0)
     b.publish(late)
     it.closes(a, b, round=2)
 
@@ -589,7 +589,7 @@ def test_what_the_gone_have_left_counts_where_the_run_is() -> None:
         assert exchange.publish(frame) is Reception.STAGED
         exchange.leave(name, 1)
     it.move()
-    it.beach.time.pause(7.0)
+    it.beach.time.sleep(7.0)
     c.publish(c_frame)
     it.closes(c, round=1)
     assert anchor_of(c) == -2.0  # the mean of 1 and 3

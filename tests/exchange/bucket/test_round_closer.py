@@ -15,11 +15,11 @@ def test_who_waited_long_for_what_operators_say_looks_at_the_round_again() -> No
     b, _, b_joined = beach.join("b")
     late = update_of(b, b_joined, 1.0)
     a.publish(update_of(a, joined, 3.0))
-    beach.time.pause(3000.0)  # nobody waits for the other any more
+    beach.time.sleep(3000.0)  # nobody waits for the other any more
 
     def publishes() -> None:
         b._publisher.put(late)
-        beach.time.pause(60.0)  # the store did not answer for so long
+        beach.time.sleep(60.0)  # the store did not answer for so long
 
     store.before = once("get", keys.CONTROL, publishes)
     a._closer.close_if_due(0)

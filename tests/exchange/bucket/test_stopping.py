@@ -83,7 +83,7 @@ def test_a_stop_that_a_roster_overtakes_is_for_that_round() -> None:
         "put_new", keys.roster(0, 1), lambda: beach.say("stop", last_round=0)
     )
     b.publish(0, 1)
-    beach.time.pause(7.0)  # a heartbeat reads the stop
+    beach.time.sleep(7.0)  # a heartbeat reads the stop
 
     assert a.takes(0, 1) == b.takes(0, 1) == 1
     a.publish(1, 1)

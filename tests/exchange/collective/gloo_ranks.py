@@ -130,7 +130,7 @@ def host_of(given: Given, run: CollectiveRun, view: VectorView) -> Host:
     )
     way = CollectiveConnection(run, island=name, paths=around, clock=clock)
     request = JoinRequest(model=MODEL, island=name)
-    return Host(way.exchange, view, request, clock=clock, leaving=way.leaving())
+    return Host(way.exchange, view, request, leaving=way.leaving())
 
 
 def train_to_the_end(given: Given, run: CollectiveRun, say: Say) -> None:

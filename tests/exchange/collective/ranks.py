@@ -12,7 +12,6 @@ import numpy as np
 
 from atoll.clock import SystemClock
 from atoll.coordinator import Service
-from atoll.errors import Unreachable
 from atoll.exchange import CollectiveRun, CoordinatorExchange, Exchange
 from atoll.exchange.calls import AgreedCall, Call, Reply
 from atoll.exchange.collective import CollectiveExchange, MemoryWorld
@@ -20,6 +19,7 @@ from atoll.exchange.collective.channel import SILENCE_S
 from atoll.island import Host
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.protocol.events import Event
+from atoll.runtime import SystemRuntime
 from atoll.settings import RunSettings
 from atoll.simulate import SimDisk
 from atoll.testing import VectorView
@@ -73,27 +73,29 @@ class Bureau:
         )
 
 
+class Hasty(SystemRuntime):
+    """Waits briefly between attempts, in tests whose coordinators come back at once."""
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(min(seconds, 0.05))
+
+    def every(self, seconds: float, act: Callable[[], None]) -> None:
+        def act_safely() -> None:
+            # A line that a test leaves open meets whatever a later one has planted.
+            with suppress(Exception):
+                act()
+
+        super().every(seconds, act_safely)
+
+
 class Line:
-    """A line to a bureau. Implements `Line`."""
+    """A line to a bureau. Implements `CoordinatorLine`."""
 
     def __init__(self, bureau: Bureau) -> None:
-        self._bureau, self._is_closed = bureau, threading.Event()
+        self._bureau, self.runtime = bureau, Hasty()
 
     def call(self, call: Call) -> Reply:
         return self._bureau.call(call)
-
-    def pause(self, seconds: float) -> None:
-        if self._is_closed.wait(min(seconds, 0.05)):
-            raise Unreachable("The line has been closed.")
-
-    def every(self, seconds: float, act: Callable[[], None]) -> None:
-        def again() -> None:
-            while not self._is_closed.wait(seconds):
-                # A line that a test leaves open meets whatever a later one has planted.
-                with suppress(Exception):
-                    act()
-
-        threading.Thread(target=again, daemon=True).start()
 
 
 def runs_of(size: int, *, silence_s: float = SILENCE_S) -> list[CollectiveRun]:
@@ -137,7 +139,7 @@ def train(
             after[name].wait(wait_s)
         view, rng = VectorView(fill=0.5), np.random.default_rng(seed)
         request = JoinRequest(model=model, island=name)
-        host = Host(exchanges[name], view, request, clock=SystemClock())
+        host = Host(exchanges[name], view, request)
         while not (host.has_ended or host.has_left):
             for local in view.local:
                 local -= rng.standard_normal(local.size, np.float32) * np.float32(1e-3)

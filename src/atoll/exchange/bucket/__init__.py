@@ -6,6 +6,5 @@ Does not know HTTP, nor any particular store. Start reading at `keys`, then `vie
 
 from atoll.exchange.bucket.exchange import StoreExchange
 from atoll.exchange.bucket.reader import BucketReader
-from atoll.exchange.bucket.runtime import ThreadTiming, Timing
 
-__all__ = ["BucketReader", "StoreExchange", "ThreadTiming", "Timing"]
+__all__ = ["BucketReader", "StoreExchange"]

@@ -21,9 +21,9 @@ from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import RESTORE
 from atoll.exchange.bucket.large_objects import put_constant
 from atoll.exchange.bucket.reader import BucketReader
-from atoll.exchange.bucket.runtime import ThreadTiming
 from atoll.protocol import JoinRequest, ModelSpec, TensorSpec
 from atoll.protocol.model import to_bring
+from atoll.runtime import SystemRuntime
 from atoll.settings import RunSettings
 from atoll.store import ProbedStore, RetryingStore, Store, open_store
 from atoll.weights import lay_out, require_state, terms_of
@@ -153,12 +153,12 @@ def init(url: str, settings: RunSettings, *, bundle: str | Path | None = None) -
     require_no_coordinator(url)
     archive = None if bundle is None else Bundle.of_directory(bundle)
     settings = defined_by(archive, settings)
-    timing = ThreadTiming()
+    runtime = SystemRuntime()
     try:
-        store = reliable(url, timing.pause)
+        store = reliable(url, runtime.sleep)
         return make_run(store, settings, url=url, bundle=archive).run
     finally:
-        timing.close()
+        runtime.close()
 
 
 def reliable(url: str, pause: Callable[[float], None]) -> Store:
@@ -169,7 +169,7 @@ def reliable(url: str, pause: Callable[[float], None]) -> Store:
         StoreDenied: a permission is missing.
         Unreachable: the store does not answer.
     """
-    return ProbedStore(RetryingStore(open_store(url), pause=pause))
+    return ProbedStore(RetryingStore(open_store(url), sleep=pause))
 
 
 def directory_of(url: str) -> Path | None:

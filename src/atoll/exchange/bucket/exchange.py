@@ -50,7 +50,7 @@ class StoreExchange:
         state_rounds: int = STATE_ROUNDS,
     ) -> None:
         self._reader, self._beat_s = reader, beat_s
-        self._store, self._timing = reader.store, reader.timing
+        self._store, self._runtime = reader.store, reader.runtime
         self._outcomes = Outcomes(reader, None)
         self._states = States(reader, self._outcomes, every_rounds=state_rounds)
         self._lease = MemberLease(reader)
@@ -89,8 +89,8 @@ class StoreExchange:
         if member is None:
             self._lease.member = member = self._entry.enter(request)
             self._outcomes.island = self._closer.island = member.beat.island
-            self._timing.every(self._beat_s, self._lease.beat_in_background)
-            self._timing.every(self._beat_s, self._repair_in_background)
+            self._runtime.every(self._beat_s, self._lease.beat_in_background)
+            self._runtime.every(self._beat_s, self._repair_in_background)
             # A move that began meanwhile may have read the members before this one.
             self._reader.wait_while_moving()
         self._request = request
@@ -111,7 +111,7 @@ class StoreExchange:
         while not self._reader.read_founding():
             if member.beat.island == decider:
                 return True
-            self._timing.pause(WATCH_S)
+            self._runtime.sleep(WATCH_S)
         return False
 
     def _reply(
@@ -120,7 +120,7 @@ class StoreExchange:
         with self._reader.lock:
             view, beat = self._reader.view, member.beat
             counted = view.state.counted.of(beat.island)
-            position = view.position(self._timing.now_s())
+            position = view.position(self._runtime.now_s())
             if self._request is None or self._request.incarnation is None:
                 # The step before this join, which may itself start the run by
                 # reaching `start_islands`.
@@ -212,15 +212,15 @@ class StoreExchange:
 
     def _wait(self, fragment: int, wait_s: float) -> None:
         """Poll a round if its pause is over; otherwise wait, at most `wait_s`."""
-        now_s = self._timing.now_s()
+        now_s = self._runtime.now_s()
         pause_s = self._backoff.remaining_s(fragment, now_s) if wait_s else 0.0
         if pause_s > 0.0:
             nap_s = min(pause_s, max(wait_s, 0.5))
-            self._timing.pause(nap_s)
-            self._backoff.paused(fragment, pause_s - nap_s, self._timing.now_s())
+            self._runtime.sleep(nap_s)
+            self._backoff.paused(fragment, pause_s - nap_s, self._runtime.now_s())
         if pause_s <= max(wait_s, 0.5):
             self._closer.close_if_due(fragment)
-            self._backoff.polled(fragment, self._timing.now_s())
+            self._backoff.polled(fragment, self._runtime.now_s())
 
     def state(self, fragment: int) -> Frame:
         self._closer.close_if_due(fragment)
@@ -289,7 +289,7 @@ class UpdatePublisher:
         self._lease, self._closer = lease, closer
         self._outcomes, self._backoff = outcomes, backoff
         self._reader = lease.reader
-        self._store, self._timing = lease.reader.store, lease.reader.timing
+        self._store, self._runtime = lease.reader.store, lease.reader.runtime
         self.departed: set[tuple[int, int]] = set()
         """Fragments and rounds whose departing update will count, as was promised."""
 
@@ -352,7 +352,7 @@ class UpdatePublisher:
         if not self._store.put_new(key, [wire.pack(header), frame.body.data]):
             self._require_same(key, header)
         self._outcomes.own_updates.setdefault((fragment, round), frame)
-        self._backoff.begin(fragment, self._timing.now_s())
+        self._backoff.begin(fragment, self._runtime.now_s())
         self._reader.updates.add(header)
 
     def _require_same(self, key: str, header: wire.Header) -> None:
@@ -387,7 +387,7 @@ class RoundCloser:
 
     def __init__(self, reader: BucketReader, states: States) -> None:
         self._reader, self._states = reader, states
-        self._store, self._timing = reader.store, reader.timing
+        self._store, self._runtime = reader.store, reader.runtime
         self._late_updates = LateUpdates(reader)
         self.island: str | None = None
         """Name of the closing island; None for read-only observers."""
@@ -398,10 +398,10 @@ class RoundCloser:
         is_fresh = self._read(fragment) or self._read(fragment)
         if not is_fresh or self._due(fragment) is None:
             return
-        read_s = self._timing.now_s()
+        read_s = self._runtime.now_s()
         # A stop or a pause since the last heartbeat: others may have applied it.
         self._reader.poll_controls()
-        is_old = self._timing.now_s() - read_s > FRESH_S
+        is_old = self._runtime.now_s() - read_s > FRESH_S
         if (self._prove_base(fragment) or is_old) and not self._read(fragment):
             return
         document = self._due(fragment)
@@ -432,7 +432,7 @@ class RoundCloser:
         with self._reader.lock:
             if self._late_updates.unseen(fragment):
                 return None  # a farewell was read since: the next read republishes
-            now_s = self._timing.now_s()
+            now_s = self._runtime.now_s()
             due = self._reader.update_view.closable(fragment, self.island, now_s)
             return self._roster_document(*due) if due else None
 
@@ -442,13 +442,13 @@ class RoundCloser:
         A request may be repeated for minutes, and a process may stand still: an update
         that was put meanwhile would be left out of the roster.
         """
-        begun_s = self._timing.now_s()
+        begun_s = self._runtime.now_s()
         self._reader.read_round(fragment)
         if self.island is not None:
             self._reader.members.read_missing(fragment)
             self._reader.read_standing(fragment)
             self._late_updates.republish(fragment)
-        return self._timing.now_s() - begun_s <= FRESH_S
+        return self._runtime.now_s() - begun_s <= FRESH_S
 
     def _close(self, document: documents.RosterDocument) -> None:
         """Put a roster; the first one that is put closes the round."""

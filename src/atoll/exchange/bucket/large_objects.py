@@ -17,9 +17,9 @@ from atoll.exchange.base import PART_BYTES, Frame, verified
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import RESTORE, RunDocument, StateDocument, fetch
 from atoll.exchange.bucket.reader import BucketReader
-from atoll.exchange.bucket.runtime import Timing
 from atoll.protocol import TensorSpec
 from atoll.protocol.model import bytes_of, keepable
+from atoll.runtime import Runtime
 from atoll.store import Data, Store
 from atoll.weights import require_state
 from atoll.wire import Header, blake3_digest, header_length, unpack
@@ -33,7 +33,7 @@ class StateObjects:
 
     def __init__(self, reader: BucketReader) -> None:
         self._reader = reader
-        self._store, self._timing = reader.store, reader.timing
+        self._store, self._runtime = reader.store, reader.runtime
 
     def rounds(self, fragment: int, *, is_complete: bool = True) -> set[int]:
         """Return the rounds whose states are listed as complete, or at all."""
@@ -97,7 +97,7 @@ class StateObjects:
             )
             for part, size in enumerate(sizes)
         ]
-        body = bytearray().join(self._timing.together(reads))
+        body = bytearray().join(self._runtime.gather(reads))
         return header, np.frombuffer(body, np.uint8)
 
     def _head(self, document: StateDocument) -> Header:
@@ -160,7 +160,7 @@ class StateObjects:
 
 
 def put_parts(
-    put: Callable[[str, Sequence[Data]], object], timing: Timing, frame: Frame
+    put: Callable[[str, Sequence[Data]], object], runtime: Runtime, frame: Frame
 ) -> int:
     """Put the body of a state, part by part; return how many there are."""
     header, body = frame.header, memoryview(frame.body.data)
@@ -168,7 +168,7 @@ def put_parts(
         body[first : first + STATE_PART_BYTES]
         for first in range(0, max(1, len(body)), STATE_PART_BYTES)
     ]
-    timing.together(
+    runtime.gather(
         [
             partial(put, keys.state_part(header.fragment, header.round, number), [part])
             for number, part in enumerate(parts)

@@ -50,7 +50,7 @@ class MemberEntry:
         self, reader: BucketReader, states: States, *, key: bytes, nonce: bytes
     ) -> None:
         self._reader, self._states = reader, states
-        self._store, self._timing = reader.store, reader.timing
+        self._store, self._runtime = reader.store, reader.runtime
         self._earlier = EarlierIncarnations(reader)
         self._key, self._nonce = wire.blake3_digest(key), nonce
         self._returns = False
@@ -96,7 +96,7 @@ class MemberEntry:
         key = keys.member(island, incarnation)
         self._store.put(key, documents.packed(documents.MEMBER, document, key))
         with self._reader.lock:
-            self._reader.member_view.apply(document, self._timing.now_s())
+            self._reader.member_view.apply(document, self._runtime.now_s())
         return document
 
     def _take_name(self, name: str | None) -> documents.MemberDocument:
@@ -110,7 +110,7 @@ class MemberEntry:
                 key, documents.packed(documents.MEMBER, document, key)
             ):
                 with self._reader.lock:
-                    self._reader.member_view.apply(document, self._timing.now_s())
+                    self._reader.member_view.apply(document, self._runtime.now_s())
                 return document
             # Another process has this incarnation, and a list may not show it yet; or
             # the object is foreign, and the next number is free.
@@ -151,7 +151,7 @@ class MemberEntry:
         if self._store.traits.has_put_new:
             return True
         # In this store the last put wins: after a pause, both writers see the same.
-        self._timing.pause(WATCH_S)
+        self._runtime.sleep(WATCH_S)
         return documents.fetch(self._store, documents.SLOT, key) == document
 
     def _next_document(
@@ -166,7 +166,7 @@ class MemberEntry:
         # Rounds have waited for an island that resumes from a checkpoint.
         opened = () if before is not None and self._returns else self._opened()
         stands = self._earlier.standing(island, incarnation)
-        step = self._reader.view.position(self._timing.now_s()).step
+        step = self._reader.view.position(self._runtime.now_s()).step
         return documents.MemberDocument(
             run=self._reader.run,
             slot=slot,
@@ -209,7 +209,7 @@ class MemberEntry:
 
         def others() -> set[str]:
             """Return the islands with lower slots that have not proved silent."""
-            live = set(view.live(self._timing.now_s())) - {document.beat.island}
+            live = set(view.live(self._runtime.now_s())) - {document.beat.island}
             return {name for name in live if view.documents[name].slot < document.slot}
 
         def is_sure() -> bool:
@@ -233,11 +233,11 @@ class MemberEntry:
 
     def _watch(self, is_done: Callable[[], bool]) -> bool:
         """Read members until `is_done`; return False if a lease passes before."""
-        until_s = self._timing.now_s() + self._reader.view.lease_s
+        until_s = self._runtime.now_s() + self._reader.view.lease_s
         while not is_done():
-            if self._timing.now_s() > until_s:
+            if self._runtime.now_s() > until_s:
                 return False
-            self._timing.pause(WATCH_S)
+            self._runtime.sleep(WATCH_S)
             self._reader.members.read()
         return True
 
@@ -245,11 +245,11 @@ class MemberEntry:
         """Return whether this member is to found the run; wait for another if not."""
         while not self._reader.read_founding():
             self._reader.members.read()
-            live = self._reader.view.live(self._timing.now_s())
+            live = self._reader.view.live(self._runtime.now_s())
             members = self._reader.view.documents
             if all(members[name].slot >= document.slot for name in live):
                 return True
-            self._timing.pause(WATCH_S)
+            self._runtime.sleep(WATCH_S)
         return False
 
 
@@ -258,7 +258,7 @@ class EarlierIncarnations:
 
     def __init__(self, reader: BucketReader) -> None:
         self._reader, self._late_updates = reader, LateUpdates(reader)
-        self._store, self._timing = reader.store, reader.timing
+        self._store, self._runtime = reader.store, reader.runtime
 
     def republish_late_updates(self) -> None:
         """Put departing updates that closed rounds missed into the open rounds.
@@ -292,7 +292,7 @@ class EarlierIncarnations:
                 fragment=fragment, round=number, incarnation=publisher
             )
             for (fragment, number), publisher in zip(
-                rounds, self._timing.together(reads), strict=True
+                rounds, self._runtime.gather(reads), strict=True
             )
             if publisher
         )
@@ -458,7 +458,7 @@ class MemberLease:
 
     def __init__(self, reader: BucketReader) -> None:
         self.reader = reader
-        self._store, self._timing = reader.store, reader.timing
+        self._store, self._runtime = reader.store, reader.runtime
         self.stats: Callable[[], Stats] | None = None
         """Returns the island's statistics for users; called for each heartbeat."""
 
@@ -501,7 +501,7 @@ class MemberLease:
         with self.reader.lock:
             self.member = member = replace(self.require(), beat=beat)
             if beat.waits_for is not None:
-                now_s = self._timing.now_s()
+                now_s = self._runtime.now_s()
                 self.reader.member_view.apply(member, now_s)
             for fragment, state in enumerate(beat.holds):
                 self.reader.base_view.note_held(fragment, state)
@@ -509,7 +509,7 @@ class MemberLease:
     def update_position(self) -> Position:
         """Return the run's position, by the objects that were read so far."""
         with self.reader.lock:
-            now_s = self._timing.now_s()
+            now_s = self._runtime.now_s()
             self.position = self.reader.view.position(now_s, island=self.island)
         return self.position
 
@@ -590,10 +590,10 @@ class MemberLease:
         for _ in range(_FAREWELL_POLLS):
             if not self._is_beating:
                 break
-            self._timing.pause(_FAREWELL_POLL_S)  # a heartbeat would overwrite it
+            self._runtime.sleep(_FAREWELL_POLL_S)  # a heartbeat would overwrite it
         self._put(farewell)
         with self.reader.lock:
-            self.reader.member_view.apply(farewell, self._timing.now_s())
+            self.reader.member_view.apply(farewell, self._runtime.now_s())
         return True
 
     def _put_beat(self, member: documents.MemberDocument) -> None:

@@ -34,11 +34,11 @@ from atoll.exchange.bucket.keys import IncarnationKey
 from atoll.exchange.bucket.member import LateUpdates, read_full_update
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
-from atoll.exchange.bucket.runtime import Timing
 from atoll.exchange.bucket.states import BASES, ROSTERS, States, counted_progress
 from atoll.exchange.bucket.view import RunView
 from atoll.protocol import TensorSpec
 from atoll.protocol.coordinator_state import Move
+from atoll.runtime import Runtime
 from atoll.settings import RunSettings
 from atoll.store import Data, Store
 from atoll.wire import Header, Roster, blake3_digest, pack, verify_body
@@ -111,8 +111,8 @@ MOVED_RUN: JsonField[MovedRun] = table(
 class MoveIn:
     """Puts a run into a store: `bring` its objects, then `settle` it there."""
 
-    def __init__(self, store: Store, timing: Timing, moved: MovedRun) -> None:
-        self._store, self._timing, self._moved = store, timing, moved
+    def __init__(self, store: Store, runtime: Runtime, moved: MovedRun) -> None:
+        self._store, self._runtime, self._moved = store, runtime, moved
 
     def bring(
         self,
@@ -147,7 +147,7 @@ class MoveIn:
         for unclaimed in moved.left:
             self._put_update(update(unclaimed))
         objects = [*self._small_objects(), *rosters]
-        self._timing.together(
+        self._runtime.gather(
             [partial(self._store.put, key, parts) for key, parts in objects]
         )
         self._store.put_new(keys.RUN, run)
@@ -199,7 +199,7 @@ class MoveIn:
     ) -> None:
         _require_round(frame, progress.round)
         header = frame.header
-        parts = large_objects.put_parts(self._store.put, self._timing, frame)
+        parts = large_objects.put_parts(self._store.put, self._runtime, frame)
         document = documents.StateDocument(
             run=header.run,
             fragment=header.fragment,
@@ -299,13 +299,13 @@ class MoveOut:
         """Of the control by which this move began."""
 
     @classmethod
-    def open(cls, store: Store, timing: Timing, *, url: str) -> MoveOut:
+    def open(cls, store: Store, runtime: Runtime, *, url: str) -> MoveOut:
         """Return a move of the run at a URL.
 
         Raises:
             UsageError: there is no run, or it cannot be moved.
         """
-        reader = BucketReader.open(store, timing, url=url)
+        reader = BucketReader.open(store, runtime, url=url)
         if reader.founded is None:
             raise UsageError(
                 f"The run at {url} has no weights yet, so that nothing can move. "

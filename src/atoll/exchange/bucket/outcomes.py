@@ -51,7 +51,7 @@ class Outcomes:
 
     def __init__(self, reader: BucketReader, island: str | None) -> None:
         self._reader, self.island = reader, island
-        self._store, self._timing = reader.store, reader.timing
+        self._store, self._runtime = reader.store, reader.runtime
         self.own_updates: dict[tuple[int, int], Frame] = {}
         """Updates of this island whose bodies are still in memory."""
 
@@ -109,9 +109,9 @@ class Outcomes:
         """Return the means of all shards; make those that are this island's to make."""
         gathered: dict[int, Mean] = {}
         foreign: set[int] = set()
-        begun_s, paused_s, pause_s = self._timing.now_s(), 0.0, FIRST_PAUSE_S
+        begun_s, paused_s, pause_s = self._runtime.now_s(), 0.0, FIRST_PAUSE_S
         while True:
-            waited_s = max(self._timing.now_s() - begun_s, paused_s)
+            waited_s = max(self._runtime.now_s() - begun_s, paused_s)
             # The closer of the next round has applied this one: its means exist, or
             # were collected since.
             is_past = self._reader.view.number(document.fragment) > document.round + 1
@@ -125,7 +125,7 @@ class Outcomes:
                 return [gathered[shard] for shard in range(len(parts))]
             if foreign - gathered.keys():
                 continue
-            self._timing.pause(pause_s)
+            self._runtime.sleep(pause_s)
             paused_s += pause_s
             pause_s = min(GROWTH * pause_s, LONGEST_PAUSE_S)
 
@@ -178,7 +178,7 @@ class Outcomes:
         """Read these shards concurrently, as far as they exist."""
         reads = [partial(self._read, document, shard, parts[shard]) for shard in wanted]
         foreign = set()
-        for shard, read in zip(wanted, self._timing.together(reads), strict=True):
+        for shard, read in zip(wanted, self._runtime.gather(reads), strict=True):
             mean, is_foreign = read
             if mean is not None:
                 gathered[shard] = mean
@@ -212,7 +212,7 @@ class Outcomes:
             CorruptError: they are gone or damaged, and no island has another copy.
         """
         wants: tuple[Want, ...] = ()
-        begun_s, paused_s = self._timing.now_s(), 0.0
+        begun_s, paused_s = self._runtime.now_s(), 0.0
         try:
             while True:
                 try:
@@ -223,10 +223,10 @@ class Outcomes:
                 if (mean := self._read(document, shard, pieces)[0]) is not None:
                     return mean
                 self._require_uncovered(document, damaged)
-                waited_s = max(self._timing.now_s() - begun_s, paused_s)
+                waited_s = max(self._runtime.now_s() - begun_s, paused_s)
                 self._require_hope(document, damaged, waited_s)
                 wants = self._want(document, damaged, wants)
-                self._timing.pause(REPAIR_PAUSE_S)
+                self._runtime.sleep(REPAIR_PAUSE_S)
                 paused_s += REPAIR_PAUSE_S
         finally:
             self._want(document, (), wants)
@@ -243,7 +243,7 @@ class Outcomes:
         parts = dict(
             zip(
                 [entry.island for entry in counted],
-                self._timing.together(reads),
+                self._runtime.gather(reads),
                 strict=True,
             )
         )
@@ -384,7 +384,7 @@ class Outcomes:
             if (entry := document.roster.entry(island)) is not None
         }
         with self._reader.lock:
-            live = self._reader.view.live(self._timing.now_s())
+            live = self._reader.view.live(self._runtime.now_s())
             members = self._reader.view.documents
             return [
                 name
@@ -427,12 +427,12 @@ class Outcomes:
         """Put copies that other islands request, if they are in memory. Repeatable."""
         with self._reader.lock:
             documents = dict(self._reader.view.documents)
-            live = set(self._reader.view.live(self._timing.now_s()))
+            live = set(self._reader.view.live(self._runtime.now_s()))
         live.discard(self.island or "")
         for name in sorted(live):
             for want in documents[name].wants:
                 last_s = self._repaired_s.get(want)
-                now_s = self._timing.now_s()
+                now_s = self._runtime.now_s()
                 if last_s is None or now_s - last_s > self._reader.view.lease_s:
                     self._repair(want)
         for fragment, (document, _) in list(self._last_means.items()):
@@ -459,7 +459,7 @@ class Outcomes:
             self.states_wanted.add(fragment)
 
     def _note_repair(self, want: Want, key: str) -> None:
-        self._repaired_s[want] = self._timing.now_s()
+        self._repaired_s[want] = self._runtime.now_s()
         self._reader.warn_once(
             f"The update of {want.island!r} for round {want.round} of fragment "
             f"{want.fragment} was gone or damaged in the bucket: {key} is put there "

@@ -30,7 +30,6 @@ from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import RESTORE
 from atoll.exchange.bucket.keys import IncarnationKey, incarnation_of
 from atoll.exchange.bucket.means import DIRECT_ISLANDS
-from atoll.exchange.bucket.runtime import Timing
 from atoll.exchange.bucket.view import (
     BEATS_PER_LEASE,
     LEASE_S,
@@ -42,6 +41,7 @@ from atoll.exchange.bucket.view import (
 )
 from atoll.protocol.membership import latest_incarnation
 from atoll.protocol.operators import require_here
+from atoll.runtime import Runtime
 from atoll.store import Item, Store
 from atoll.weights.verify import require_terms
 from atoll.wire.frame import MAX_HEADER_BYTES
@@ -58,12 +58,12 @@ class BucketReader:
     def __init__(
         self,
         store: Store,
-        timing: Timing,
+        runtime: Runtime,
         settings: documents.SettingsDocument,
         *,
         lease_s: float = LEASE_S,
     ) -> None:
-        self.store, self.timing = store, timing
+        self.store, self.runtime = store, runtime
         self.run = settings.run
         self.founded: documents.RunDocument | None = None
         """The document that the run was founded with, once it was read."""
@@ -86,7 +86,7 @@ class BucketReader:
 
     @classmethod
     def open(
-        cls, store: Store, timing: Timing, *, url: str, lease_s: float = LEASE_S
+        cls, store: Store, runtime: Runtime, *, url: str, lease_s: float = LEASE_S
     ) -> BucketReader:
         """Return a reader of the run at a URL, which may still lack its weights.
 
@@ -95,7 +95,7 @@ class BucketReader:
             CorruptError: its settings are not those that it was made with.
         """
         settings = documents.fetch_settings(store, url=url)
-        self = cls(store, timing, settings, lease_s=lease_s)
+        self = cls(store, runtime, settings, lease_s=lease_s)
         if not self.read_founding():
             self.require_never_founded()
         self.read_controls()
@@ -133,7 +133,7 @@ class BucketReader:
             )
             with self.lock:
                 self.founded, self._founding_head = document, head
-                self.view.set_model(document.model, self.timing.now_s(), head)
+                self.view.set_model(document.model, self.runtime.now_s(), head)
         return True
 
     def require_never_founded(self) -> None:
@@ -192,7 +192,7 @@ class BucketReader:
                 return
             with self.lock:
                 if key == keys.control(len(self.view.controls) + 1):
-                    self.control_view.apply(control, self.timing.now_s())
+                    self.control_view.apply(control, self.runtime.now_s())
 
     def _control_readers(self, number: int) -> list[str]:
         """Return the islands whose documents say that they read a control."""
@@ -239,7 +239,7 @@ class BucketReader:
         self.poll_controls()
         while self.view.state.move is not None:
             self.require_here()
-            self.timing.pause(MOVE_POLL_S)
+            self.runtime.sleep(MOVE_POLL_S)
             self.poll_controls()
 
     def ignore_corrupt(
@@ -355,7 +355,7 @@ class BucketReader:
                 has_unknown = not names <= self.view.documents.keys()
                 if self.view.number(fragment) == number:
                     self._require_next(roster, key)
-                    self.update_view.apply_roster(roster, self.timing.now_s())
+                    self.update_view.apply_roster(roster, self.runtime.now_s())
             if has_unknown:
                 # Rounds wait only for members whose documents were read.
                 self.members.read()
@@ -453,7 +453,7 @@ class MemberReader:
     """Reads the documents of members. Any thread may call."""
 
     def __init__(self, reader: BucketReader) -> None:
-        self._reader, self._store, self._timing = reader, reader.store, reader.timing
+        self._reader, self._store, self._runtime = reader, reader.store, reader.runtime
         self._view, self._lock = reader.view, reader.lock
         self._beat_s = reader.view.lease_s / BEATS_PER_LEASE
         self._last_reads: dict[int, tuple[int, float]] = {}
@@ -482,14 +482,14 @@ class MemberReader:
             members = self._reader.member_view
             name = members.name_of(incarnation)
             has_left = name is not None and self._view.documents[name].has_left
-            return has_left or members.is_dormant(incarnation, self._timing.now_s())
+            return has_left or members.is_dormant(incarnation, self._runtime.now_s())
 
     def _read_all(self, incarnations: Iterable[IncarnationKey]) -> None:
         reads = [partial(self._document, incarnation) for incarnation in incarnations]
-        for document in self._timing.together(reads):
+        for document in self._runtime.gather(reads):
             if document is not None:
                 with self._lock:
-                    self._reader.member_view.apply(document, self._timing.now_s())
+                    self._reader.member_view.apply(document, self._runtime.now_s())
 
     def _document(self, incarnation: IncarnationKey) -> documents.MemberDocument | None:
         key = f"{keys.MEMBERS}{incarnation}"
@@ -511,7 +511,7 @@ class MemberReader:
         is given up only after a read that found it unchanged.
         """
         with self._lock:
-            now_s = self._timing.now_s()
+            now_s = self._runtime.now_s()
             unwatched = self._reader.member_view.unwatched(now_s)
             names = self._missing(fragment, now_s) | unwatched
             members = self._view.state.members.known
@@ -550,7 +550,7 @@ class UpdateReader:
     def __init__(self, reader: BucketReader, members: MemberReader) -> None:
         self._reader, self._members = reader, members
         self._view, self._lock = reader.view, reader.lock
-        self._store, self._timing = reader.store, reader.timing
+        self._store, self._runtime = reader.store, reader.runtime
         self.by_round: dict[
             tuple[int, int], dict[IncarnationKey, tuple[wire.Header, np.ndarray]]
         ] = {}
@@ -597,7 +597,7 @@ class UpdateReader:
         updates = self.by_round.setdefault((header.fragment, header.round), {})
         updates.setdefault(incarnation, (header, np.empty(0, np.uint8)))
         with self._lock:
-            self._reader.update_view.stage(header, self._timing.now_s())
+            self._reader.update_view.stage(header, self._runtime.now_s())
 
     def cached(
         self, fragment: int, round: int, incarnation: IncarnationKey
@@ -631,14 +631,14 @@ class UpdateReader:
             self._members.read()
         reads = [partial(self._read_checked, fragment, round, *pair) for pair in fresh]
         for (incarnation, _), update in zip(
-            fresh, self._timing.together(reads), strict=True
+            fresh, self._runtime.gather(reads), strict=True
         ):
             if update is not None:
                 updates[incarnation] = update
         for header, _ in list(updates.values()):
             with self._lock:
                 self._reader.update_view.stage(
-                    header, self._timing.now_s(), objection=self.objection(header)
+                    header, self._runtime.now_s(), objection=self.objection(header)
                 )
 
     def _read_checked(

@@ -46,7 +46,7 @@ class States:
     ) -> None:
         self._reader, self._outcomes = reader, outcomes
         self._every_rounds = every_rounds
-        self._store, self._timing = reader.store, reader.timing
+        self._store, self._runtime = reader.store, reader.runtime
         self._objects = StateObjects(reader)
         self._written: dict[int, int] = {}
         """The last round whose state is known to be complete, by fragment."""
@@ -62,7 +62,7 @@ class States:
                     latest.round,
                     latest.counted,
                     latest.bases,
-                    self._timing.now_s(),
+                    self._runtime.now_s(),
                     head=head,
                 )
         self._reader.read_rosters(fragment)
@@ -172,7 +172,7 @@ class States:
         with self._reader.lock:
             view = self._reader.view
             behind = view.number(fragment) - 1 - self._written.get(fragment, 0)
-            live = sorted(view.live(self._timing.now_s()))
+            live = sorted(view.live(self._runtime.now_s()))
         turn = live.index(island) if island in live else len(live)
         if behind < self._every_rounds + turn:
             return False
@@ -192,7 +192,7 @@ class States:
                 "other islands hold another one."
             )
             return
-        parts = put_parts(self._store.put_new, self._timing, frame)
+        parts = put_parts(self._store.put_new, self._runtime, frame)
         document = self._document(header, parts)
         complete = keys.state_complete(fragment, round)
         self._store.put_new(complete, packed(documents.STATE, document, complete))

@@ -34,7 +34,7 @@ from atoll.exchange.bucket.means import Pieces
 from atoll.protocol import Reception
 from atoll.protocol.island import CARRIED_ROUNDS
 from atoll.settings import RunSettings
-from atoll.simulate.hosts import GreenletTiming
+from atoll.simulate.hosts import SimRuntime
 from atoll.simulate.invariants.claims import (
     COUNTED_ONCE,
     NOTHING_LEFT_OUT,
@@ -434,9 +434,9 @@ class WatchedExchange:
     """An exchange that reports updates and outcomes. Implements `Exchange`."""
 
     def __init__(
-        self, inner: Exchange, timing: GreenletTiming, ports: WatchedPorts
+        self, inner: Exchange, runtime: SimRuntime, ports: WatchedPorts
     ) -> None:
-        self._inner, self._timing = inner, timing
+        self._inner, self._runtime = inner, runtime
         self._incarnation, self._learn = ports.incarnation, ports.learn
         self.join = inner.join
         self.heartbeat = inner.heartbeat
@@ -464,4 +464,4 @@ class WatchedExchange:
         try:
             self._inner.leave(island, incarnation)
         finally:
-            self._timing.is_over = True
+            self._runtime.close()

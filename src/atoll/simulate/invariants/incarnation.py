@@ -241,7 +241,7 @@ class WatchedLine:
         learn: Callable[[Outcome | Frame], None],
     ) -> None:
         self._inner, self._incarnation, self._learn = inner, incarnation, learn
-        self.pause, self.every = inner.pause, inner.every
+        self.runtime = inner.runtime
 
     def call(self, call: Call) -> Reply:
         if not isinstance(call, PublishCall):

@@ -88,7 +88,7 @@ def test_arrays_may_not_share_bytes_or_leave_some_over(tmp_path: Path) -> None:
             ArrayFile(path)
     text = json.dumps({"a": _RIGHT}).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(9))
-    with pytest.raises(CorruptError, match="has 78 bytes, and its header 77"):
+    with pytest.raises(CorruptError, match="has 78 bytes, and its header says 77"):
         ArrayFile(path)
 
 

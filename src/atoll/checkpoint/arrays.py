@@ -3,9 +3,7 @@
 Rule 1: a kind is one of safetensors' own, so that any reader of it can read ours.
 Rule 2: bytes are little-endian, in C order, without gaps.
 
-An array file is safetensors, written in pieces: 8 bytes with the header's length, a
-header of JSON with each array's kind, shape and offsets, then the arrays one after the
-other.
+An array file is a safetensors file, written in pieces.
 
 Files may be torn, changed, or written to harm.
 Rule 3: only a regular file is opened, never the target of a link.
@@ -19,9 +17,8 @@ import json
 import math
 import os
 import stat
-import struct
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -29,30 +26,12 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from atoll import safetensors
 from atoll.disk import Data
 from atoll.errors import CorruptError
+from atoll.safetensors import SIZES, ArrayEntry, SafetensorsHeader, read_header
 
 Bytes = NDArray[np.uint8]
-
-SIZES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "U16": 2,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "U32": 4,
-    "I32": 4,
-    "F32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
-    "C64": 8,
-}
-"""Size of one number in bytes, by kind."""
 
 _OF_NUMPY = {
     "|b1": "BOOL",
@@ -236,9 +215,7 @@ def parse_json(data: bytes, path: Path) -> object:
         CorruptError: it is not JSON, or an object has a key twice.
     """
     try:
-        return json.loads(
-            data, object_pairs_hook=_without_duplicates, parse_constant=_no_constant
-        )
+        return safetensors.parse_json(data)
     except (ValueError, RecursionError) as exc:
         raise CorruptError(f"{path.name} is no JSON: {str(exc)[:200]}") from exc
 
@@ -258,38 +235,13 @@ def digest_of(path: Path) -> tuple[int, str]:
         os.close(handle)
 
 
-def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        raise ValueError("a key comes twice")
-    return entries
-
-
-def _no_constant(constant: str) -> object:
-    raise ValueError(f"{constant} is no number of JSON")
-
-
-MAX_HEADER_BYTES = 2**28
-MAX_ARRAYS = 2**21
-MAX_DIMENSIONS = 32
-_METADATA = "__metadata__"
-_ALIGNMENT = 8
-
-
 def array_file_parts(arrays: Mapping[str, CheckpointArray]) -> Iterator[Data]:
     """Yield the bytes of a file that holds these arrays."""
-    header: dict[str, object] = {_METADATA: _sharding(arrays)}
-    end = 0
+    entries, end = {}, 0
     for name, array in arrays.items():
         first, end = end, end + size_bytes(array.kind, array.shape)
-        header[name] = {
-            "dtype": array.kind,
-            "shape": list(array.shape),
-            "data_offsets": [first, end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    yield struct.pack("<Q", len(text)) + text
+        entries[name] = ArrayEntry(array.kind, array.shape, first, end)
+    yield SafetensorsHeader(entries, _sharding(arrays)).pack()
     for array in arrays.values():
         yield array.flat().data
 
@@ -308,13 +260,6 @@ def _sharding(arrays: Mapping[str, CheckpointArray]) -> dict[str, str]:
     return {"format": "pt", "DCP_SHARDING_INFO": json.dumps(offsets)}
 
 
-@dataclass(frozen=True)
-class _ArrayEntry:
-    kind: str
-    shape: tuple[int, ...]
-    first: int
-
-
 class ArrayFile:
     """The arrays of a file. An array is read when `read` is called.
 
@@ -326,88 +271,37 @@ class ArrayFile:
         self.path = path
         handle, size = open_regular(path)
         try:
-            self._entries = _read_header(handle, size, path)
+            self._header = read_header(
+                partial(_range, handle, path), source=str(path), file_bytes=size
+            )
         finally:
             os.close(handle)
+        for name, entry in self._header.arrays.items():
+            if entry.kind not in SIZES:
+                raise CorruptError(
+                    f"{path} has an array {name[:200]!r} of {entry.kind[:20]!r}, which "
+                    "no checkpoint holds."
+                )
 
     def names(self) -> set[str]:
-        return set(self._entries)
+        return set(self._header.arrays)
 
     def read(self, name: str) -> HostArray:
         """Return an array in new memory."""
-        entry = self._entries.get(name)
+        entry = self._header.arrays.get(name)
         if entry is None:
             raise CorruptError(f"{self.path} has no array {name[:200]!r}.")
         data: Bytes = np.empty(size_bytes(entry.kind, entry.shape), np.uint8)
         handle, _ = open_regular(self.path)
         try:
-            read_exactly(handle, entry.first, data, self.path)
+            first = self._header.size_bytes + entry.first
+            read_exactly(handle, first, data, self.path)
         finally:
             os.close(handle)
         return HostArray(data, entry.kind, entry.shape)
 
 
-def _read_header(handle: int, size: int, path: Path) -> dict[str, _ArrayEntry]:
-    length = np.empty(8, np.uint8)
-    read_exactly(handle, 0, length, path)
-    (header_bytes,) = struct.unpack("<Q", length.tobytes())
-    if header_bytes > min(MAX_HEADER_BYTES, size - 8):
-        raise CorruptError(
-            f"{path} announces a header of {header_bytes} bytes, which is more than "
-            f"the file or than {MAX_HEADER_BYTES}."
-        )
-    text = np.empty(header_bytes, np.uint8)
-    read_exactly(handle, 8, text, path)
-    header = parse_json(text.tobytes(), path)
-    if not isinstance(header, dict) or len(header) > MAX_ARRAYS:
-        raise CorruptError(
-            f"The header of {path} is no object of at most {MAX_ARRAYS}."
-        )
-    header.pop(_METADATA, None)
-    start = 8 + header_bytes
-    entries = {}
-    end = 0
-    # In the order of the file each array begins where the last one ended: every byte
-    # is in exactly one array.
-    for name, item in sorted(header.items(), key=lambda pair: _offsets(pair[1], path)):
-        entry, last = _parse_entry(item, end, path)
-        entries[name] = _ArrayEntry(entry.kind, entry.shape, start + entry.first)
-        end = last
-    if start + end != size:
-        raise CorruptError(f"{path} has {size} bytes, and its header {start + end}.")
-    return entries
-
-
-def _offsets(entry: object, path: Path) -> tuple[int, int]:
-    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if not (
-        isinstance(offsets, list)
-        and len(offsets) == 2
-        and all(type(offset) is int and offset >= 0 for offset in offsets)
-    ):
-        raise CorruptError(f"The header of {path} does not say where its arrays are.")
-    return offsets[0], offsets[1]
-
-
-def _parse_entry(
-    entry: dict[str, object], end: int, path: Path
-) -> tuple[_ArrayEntry, int]:
-    kind, shape = entry.get("dtype"), entry.get("shape")
-    first, last = _offsets(entry, path)
-    is_right = (
-        isinstance(kind, str)
-        and kind in SIZES
-        and isinstance(shape, list)
-        and len(shape) <= MAX_DIMENSIONS
-        and all(type(length) is int and 0 <= length < 2**48 for length in shape)
-        and first == end
-        and last - first == size_bytes(kind, tuple(shape))
-    )
-    if not is_right:
-        raise CorruptError(
-            f"The header of {path} has an array of {str(kind)[:20]} and "
-            f"{str(shape)[:80]} from {first} to {last}, which is inconsistent."
-        )
-    assert isinstance(kind, str)
-    assert isinstance(shape, list)
-    return _ArrayEntry(kind, tuple(shape), first), last
+def _range(handle: int, path: Path, first: int, last: int) -> bytes:
+    data = np.empty(last - first, np.uint8)
+    read_exactly(handle, first, data, path)
+    return data.tobytes()

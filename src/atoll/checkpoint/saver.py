@@ -33,7 +33,6 @@ from blake3 import blake3
 
 from atoll.checkpoint import frameworks, manifest
 from atoll.checkpoint.arrays import (
-    MAX_ARRAYS,
     MAX_JSON_BYTES,
     Bytes,
     CheckpointArray,
@@ -71,6 +70,7 @@ from atoll.disk import TEMPORARY, Data, sync_directory
 from atoll.disk.base import translated
 from atoll.disk.system import write_whole
 from atoll.errors import AtollError, RemoteError, UsageError
+from atoll.safetensors import MAX_ARRAYS
 
 MAX_METADATA_BYTES = 2**16
 

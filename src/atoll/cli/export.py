@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +35,7 @@ from atoll.exchange.bucket.large_objects import ConstantObjects
 from atoll.exchange.bucket.states import BucketHistory
 from atoll.http import Download, HttpReply
 from atoll.island.model_definition import definition_of, require_consent
+from atoll.safetensors import read_file_header
 from atoll.security import RunUrl
 from atoll.weights import FragmentState
 
@@ -41,9 +43,6 @@ TRIES = 120
 PAUSE_S = 0.5
 """Attempts and the pause between them: together longer than the commit of a round. A
 download that breaks off continues as often."""
-
-MAX_HEAD_BYTES = 100_000_000
-"""The limit of safetensors itself."""
 
 FILE_S = 600.0
 """Timeout of a reply: a coordinator writes a large file before it sends any of it."""
@@ -204,31 +203,31 @@ def _facts(draft: Path, sent_bytes: int) -> dict[str, Any]:
     Raises:
         CorruptError: it is not a complete safetensors file.
     """
+    with draft.open("rb") as file:
+        header = read_file_header(file, source=RECEIVED)
     try:
-        with draft.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            head = json.loads(file.read(min(size, MAX_HEAD_BYTES)))
-        metadata = head.pop("__metadata__")
-        last = max(entry["data_offsets"][1] for entry in head.values())
+        metadata = header.metadata
         model = json.loads(metadata["atoll.model"])
-        is_complete = 8 + size + last == sent_bytes == draft.stat().st_size
         facts = {
             "run": metadata["atoll.run"],
             "round": int(metadata["atoll.round"]),
             "rounds": json.loads(metadata["atoll.rounds"]),
-            "tensors": len(head),
+            "tensors": len(header.arrays),
             "bytes": sent_bytes,
             "constants": [
-                row[0] for row in model if row[3] == "constant" and row[0] not in head
+                row[0]
+                for row in model
+                if row[3] == "constant" and row[0] not in header.arrays
             ],
         }
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
         raise CorruptError(INCOMPLETE) from exc
-    if not is_complete:
+    if header.file_bytes != sent_bytes:
         raise CorruptError(INCOMPLETE)
     return facts
 
 
+RECEIVED = "The received data"
 INCOMPLETE = "The received data is not a complete safetensors file. Export it again."
 
 
@@ -295,17 +294,15 @@ def _rename_tensors(file: Path, directory: Path, *, trust_remote_code: bool) -> 
     """Give every tensor the name that `from_pretrained` looks for."""
     saved_names = _saved_names()
     with file.open("r+b") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        head = json.loads(opened.read(size))
-        metadata = {
-            key: v for key, v in head.pop("__metadata__").items() if key != TENSOR_ORDER
-        }
-        names = saved_names(directory, head.keys(), trust_remote_code=trust_remote_code)
-        renamed = {names[name]: entry for name, entry in head.items()}
-        text = json.dumps({"__metadata__": metadata, **renamed}, separators=(",", ":"))
+        header = read_file_header(opened, source=str(file))
+        metadata = {k: v for k, v in header.metadata.items() if k != TENSOR_ORDER}
+        names = saved_names(
+            directory, header.arrays.keys(), trust_remote_code=trust_remote_code
+        )
+        renamed = {names[name]: array for name, array in header.arrays.items()}
         # The header without the order is shorter: padding keeps the data in place.
-        opened.seek(8)
-        opened.write(text.encode().ljust(size))
+        opened.seek(0)
+        opened.write(replace(header, arrays=renamed, metadata=metadata).pack())
         opened.flush()
         os.fsync(opened.fileno())
 

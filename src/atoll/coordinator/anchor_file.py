@@ -34,13 +34,13 @@ from atoll.journal.constants import name_of
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.model import DTYPES, has
+from atoll.safetensors import ArrayEntry, SafetensorsHeader
 from atoll.weights import FragmentLayout, lay_out
 from atoll.weights.layout import F32, blocks
 from atoll.wire import blake3_digest
 
 CONTENT_TYPE = "application/vnd.safetensors"
 
-ALIGNED_BYTES = 8
 LONGEST_ROUND = 2**64 - 1
 
 
@@ -241,29 +241,21 @@ class FilePlan:
 
     def head(self, rounds: Sequence[int]) -> bytes:
         """Return the safetensors header, padded to `head_bytes`."""
-        table: dict[str, object] = {
-            "__metadata__": {
-                "format": "pt",
-                "atoll.run": self.run,
-                "atoll.round": str(min(rounds)),
-                "atoll.rounds": json.dumps(list(rounds)),
-                "atoll.model": json.dumps(
-                    [_row(tensor_spec) for tensor_spec in self.model.tensors]
-                ),
-            }
+        metadata = {
+            "format": "pt",
+            "atoll.run": self.run,
+            "atoll.round": str(min(rounds)),
+            "atoll.rounds": json.dumps(list(rounds)),
+            "atoll.model": json.dumps([_row(tensor) for tensor in self.model.tensors]),
         }
-        for tensor in self.model.tensors:
-            if tensor.name not in self.offsets:
-                continue
-            table[tensor.name] = {
-                "dtype": DTYPES[tensor.dtype][0],
-                "shape": list(tensor.shape),
-                "data_offsets": list(self.offsets[tensor.name]),
-            }
-        text = json.dumps(table, separators=(",", ":")).encode()
-        size = max(8 + len(text), self.head_bytes)
-        text = text.ljust(size + -size % ALIGNED_BYTES - 8)
-        return len(text).to_bytes(8, "little") + text
+        arrays = {
+            tensor.name: ArrayEntry(
+                DTYPES[tensor.dtype][0], tensor.shape, *self.offsets[tensor.name]
+            )
+            for tensor in self.model.tensors
+            if tensor.name in self.offsets
+        }
+        return SafetensorsHeader(arrays, metadata, self.head_bytes).pack()
 
     def write(
         self, handle: int, fragment: FragmentLayout, values: F32, first: int

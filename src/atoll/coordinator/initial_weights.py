@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -41,6 +40,7 @@ from atoll.exchange.base import PART_BYTES
 from atoll.exchange.calls import FoundCall, JoinCall, Reply
 from atoll.protocol import JoinReply, ModelSpec, Position, TensorSpec
 from atoll.protocol.model import DTYPES, to_bring
+from atoll.safetensors import read_file_header
 from atoll.settings import RunSettings
 from atoll.weights import FragmentLayout, FragmentState, lay_out, terms_of
 from atoll.weights.layout import F32, blocks, first_non_finite
@@ -190,14 +190,7 @@ def _parts(path: Path) -> Iterator[bytes]:
         raise UsageError(f"{path} cannot be read: {exc.strerror}.") from exc
 
 
-MAX_HEAD_BYTES = 100_000_000
-"""As safetensors itself has it."""
-
-MAX_DIMENSIONS = 64
-"""As a joining has it."""
-
 KINDS = {kind: dtype for dtype, (kind, _) in DTYPES.items()}
-WIDTHS = {kind: width for kind, width in DTYPES.values()}
 STORED = {"F32": np.float32, "BF16": np.uint16, "F16": np.float16}
 """Types that a run can carry; constants may have others."""
 
@@ -228,43 +221,9 @@ class WeightsFile:
         self.path, self._called = path, called or str(path)
         try:
             with path.open("rb") as file:
-                self._read_head(file, path.stat().st_size)
+                self._header = read_file_header(file, source=self._called)
         except OSError as exc:
             raise UsageError(f"{self._called} cannot be read: {exc.strerror}.") from exc
-        except _MALFORMED as exc:
-            raise CorruptError(
-                f"{self._called} is no safetensors file: {exc}."
-            ) from exc
-
-    def _read_head(self, file: BinaryIO, size_bytes: int) -> None:
-        size = int.from_bytes(file.read(8), "little")
-        if size_bytes < 8 or size > min(MAX_HEAD_BYTES, size_bytes - 8):
-            raise ValueError(f"its header would have {size} bytes")
-        table = json.loads(file.read(size))
-        if not isinstance(table, dict):
-            raise ValueError("its header is no table")
-        self._first, self._size_bytes = 8 + size, size_bytes
-        metadata = table.pop("__metadata__", None) or {}
-        self._model: str | None = metadata.get("atoll.model")
-        self._table: dict[str, Any] = table
-        for name, entry in table.items():
-            self._place(name, entry)
-
-    def _place(self, name: str, entry: dict[str, Any]) -> int:
-        """Return where the bytes of a tensor begin."""
-        first, last = (self._first + int(offset) for offset in entry["data_offsets"])
-        shape, kind = entry["shape"], entry["dtype"]
-        is_shape = len(shape) <= MAX_DIMENSIONS and all(
-            isinstance(size, int) and size >= 0 for size in shape
-        )
-        is_inside = self._first <= first <= last <= self._size_bytes
-        if not is_shape or not is_inside or not isinstance(kind, str):
-            raise ValueError(f"{name!r} has no place in it")
-        if kind in WIDTHS:
-            size = WIDTHS[kind] * math.prod(shape)
-            if last - first != size:
-                raise ValueError(f"{name!r} has no place in it")
-        return first
 
     def model(self) -> ModelSpec | None:
         """Return the model in its own order; None if the file does not say.
@@ -272,10 +231,11 @@ class WeightsFile:
         Raises:
             CorruptError: it does not say it as `atoll export` does.
         """
-        if self._model is None:
+        text = self._header.metadata.get("atoll.model")
+        if text is None:
             return None
         try:
-            rows = json.loads(self._model)
+            rows = json.loads(text)
             return ModelSpec(tuple(_tensor(*row) for row in rows))
         except _MALFORMED as exc:
             raise CorruptError(
@@ -285,7 +245,8 @@ class WeightsFile:
 
     def beyond(self, model: ModelSpec) -> list[str]:
         """Return the names of tensors that the model does not have, in order."""
-        return sorted(self._table.keys() - {tensor.name for tensor in model.tensors})
+        names = {tensor.name for tensor in model.tensors}
+        return sorted(self._header.arrays.keys() - names)
 
     def constants(
         self, model: ModelSpec, settings: RunSettings
@@ -299,7 +260,7 @@ class WeightsFile:
         wanted = {constant.digest for constant in to_bring(model, settings)}
         contents: dict[TensorSpec, Iterable[Bytes]] = {}
         for tensor in model.with_role("constant"):
-            if tensor.name not in self._table:
+            if tensor.name not in self._header.arrays:
                 continue
             self._require(tensor)
             self._require_digest(tensor)
@@ -319,10 +280,10 @@ class WeightsFile:
             )
 
     def _parts(self, tensor: TensorSpec) -> Iterator[Bytes]:
-        entry = self._table[tensor.name]
-        remaining_bytes = WIDTHS[entry["dtype"]] * math.prod(entry["shape"])
+        entry = self._header.arrays[tensor.name]
+        remaining_bytes = entry.last - entry.first
         with self.path.open("rb", buffering=0) as file:
-            file.seek(self._place(tensor.name, entry))
+            file.seek(self._header.size_bytes + entry.first)
             while remaining_bytes:
                 part = bytearray(min(remaining_bytes, PART_BYTES))
                 self._fill(file, memoryview(part))
@@ -349,13 +310,13 @@ class WeightsFile:
             ]
 
     def _require(self, tensor: TensorSpec) -> None:
-        entry = self._table.get(tensor.name)
+        entry = self._header.arrays.get(tensor.name)
         if entry is None:
             raise ModelError(
                 f"{tensor.name!r} is a {tensor} in the model, and absent from "
                 f"{self._called}. Give the weights of this model."
             )
-        actual = (tuple(entry["shape"]), KINDS.get(entry["dtype"], entry["dtype"]))
+        actual = (entry.shape, KINDS.get(entry.kind, entry.kind))
         if actual != (tensor.shape, tensor.dtype):
             shape = "x".join(map(str, actual[0])) or "scalar"
             raise ModelError(
@@ -392,10 +353,10 @@ class WeightsFile:
         return header, body.view(np.uint8)
 
     def _read(self, file: BinaryIO, tensor: TensorSpec, out: F32) -> None:
-        entry = self._table[tensor.name]
-        file.seek(self._place(tensor.name, entry))
+        entry = self._header.arrays[tensor.name]
+        file.seek(self._header.size_bytes + entry.first)
         for block in blocks(len(out)):
-            part = np.empty(block.stop - block.start, STORED[entry["dtype"]])
+            part = np.empty(block.stop - block.start, STORED[entry.kind])
             self._fill(file, view_of(part.view(np.uint8)))
             out[block] = _as_fp32(part)
 

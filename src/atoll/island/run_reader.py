@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -26,13 +26,11 @@ from atoll.island.environment import credentials_from_environment, run_from_envi
 from atoll.island.resume import fetch_state
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.protocol.model import DTYPES, ConstantCatalogue, bytes_of
+from atoll.safetensors import read_header
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState, lay_out
 from atoll.wire import blake3_digest
 from atoll.wire.digests import Bytes, view_of
-
-MAX_HEAD_BYTES = 100_000_000
-"""Limit for the header of a safetensors file, as in the safetensors library."""
 
 TRIES, PAUSE_S, FILE_S = 60, 0.5, 600.0
 """Retries while the coordinator writes the anchor for an earlier request."""
@@ -160,28 +158,25 @@ class AnchorWeights:
 
     def __init__(self, caller: HttpClient, headers: Mapping[str, str]) -> None:
         self._file = RemoteFile(caller, headers, "/anchor")
-        size = int.from_bytes(self._file.bytes(0, 8).tobytes(), "little")
-        if not 0 < size <= MAX_HEAD_BYTES:
-            raise CorruptError(
-                f"The header of the anchor has {size} bytes; the limit is "
-                f"{MAX_HEAD_BYTES}."
-            )
-        self._begin = 8 + size
-        head = json.loads(self._file.bytes(8, self._begin).tobytes())
-        model = json.loads(head.pop("__metadata__")["atoll.model"])
+        header = read_header(
+            lambda first, last: self._file.bytes(first, last).tobytes(),
+            source="The anchor",
+        )
+        model = json.loads(header.metadata["atoll.model"])
         # Constants are read from their own route: no round changes that file.
         constants = {name for name, _, _, role, _ in model if role == "constant"}
-        self._entries: dict[str, Any] = {
-            name: entry for name, entry in head.items() if name not in constants
+        self._begin = header.size_bytes
+        self._entries = {
+            name: entry
+            for name, entry in header.arrays.items()
+            if name not in constants
         }
-        self.shapes = {
-            name: tuple(entry["shape"]) for name, entry in self._entries.items()
-        }
+        self.shapes = {name: entry.shape for name, entry in self._entries.items()}
 
     def read(self, name: str, first: int, last: int) -> tuple[str, np.ndarray]:
         entry = self._entries[name]
-        dtype = _DTYPES[entry["dtype"]]
-        begin = self._begin + entry["data_offsets"][0]
+        dtype = _DTYPES[entry.kind]
+        begin = self._begin + entry.first
         size = BYTES[dtype]
         return dtype, self._file.bytes(begin + size * first, begin + size * last)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,13 @@ def names(root: Path) -> list[str]:
     return [path.relative_to(root).as_posix() for path in code_files(root)]
 
 
-def test_gitignore_is_heeded(tmp_path: Path) -> None:
-    """Patterns of any depth, of one place, of directories, and what is taken back."""
+def git(directory: Path, *arguments: str) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["git", "-C", str(directory), *arguments], check=True)
+
+
+def test_gitignore_is_respected(tmp_path: Path) -> None:
+    """Patterns of any depth, of one directory, of directories, and exceptions."""
     write(
         tmp_path,
         "train.py",
@@ -44,8 +50,10 @@ def test_gitignore_is_heeded(tmp_path: Path) -> None:
     )
     (tmp_path / ".gitignore").write_text(
         "# a comment\n\n/data/\n*.log\n!keep.log\n/only.txt\nout/**\nx[0-9].tmp\n"
+        "[z-a]\n"
     )
     (tmp_path / "deep" / ".gitignore").write_text("only.txt\n")
+    git(tmp_path, "init", "--quiet")
 
     assert names(tmp_path) == [
         "deep/data/rows.txt",
@@ -56,54 +64,104 @@ def test_gitignore_is_heeded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_worktree", [False, True])
-def test_what_a_repository_leaves_out_is_left_out_below(
+def test_patterns_of_a_repository_apply_below(
     is_worktree: bool, tmp_path: Path
 ) -> None:
-    """Patterns of every directory up to its root are heeded, and its own excludes.
+    """Those of every directory up to its root, and its own excludes; none above it.
 
-    A nearer one decides; one above the root says nothing; and what was chosen is
-    shipped although it is left out by its name.
+    A tracked file is shipped even if a pattern matches it, until it is deleted.
     """
     top = tmp_path / "repository"
-    git = tmp_path / "main" / ".git" if is_worktree else top / ".git"
+    if is_worktree:
+        git(tmp_path / "main", "init", "--quiet")
+        commit = ("commit", "--quiet", "--allow-empty", "--message", "first")
+        user = ("-c", "user.name=a", "-c", "user.email=a@b")
+        git(tmp_path / "main", *user, *commit)
+        git(tmp_path / "main", "worktree", "add", "--quiet", str(top))
+    else:
+        git(top, "init", "--quiet")
     write(top, "a/b/train.py", "a/b/x.log", "a/b/keep.log", "a/b/notes.txt")
     write(top, "a/b/data/rows.txt", "a/b/c/data/rows.txt", "a/b/c/out.tmp")
-    write(tmp_path, f"{git.relative_to(tmp_path)}/info/exclude")
-    (git / "info" / "exclude").write_text("notes.txt\n*.tmp\n")
-    if is_worktree:
-        (git / "worktrees" / "mine").mkdir(parents=True)
-        (git / "worktrees" / "mine" / "commondir").write_text("../..\n")
-        (top / ".git").write_text("gitdir: ../main/.git/worktrees/mine\n")
+    write(top, "a/b/tracked.log", "a/b/deleted.py")
+    main = (tmp_path / "main" if is_worktree else top) / ".git"
+    (main / "info" / "exclude").write_text("notes.txt\n*.tmp\n")
     (tmp_path / ".gitignore").write_text("*.py\n")
-    (top / ".gitignore").write_text("*.log\n/a/b/data/\nb/\n")
+    (top / ".gitignore").write_text("*.log\n/a/b/data/\n")
     (top / "a" / ".gitignore").write_text("!keep.log\n!out.tmp\n/b/c/data\n")
+    git(top, "add", "--force", "a/b/tracked.log", "a/b/deleted.py")
+    (top / "a" / "b" / "deleted.py").unlink()
 
-    assert names(top / "a" / "b") == ["c/out.tmp", "keep.log", "train.py"]
+    shipped = ["c/out.tmp", "keep.log", "tracked.log", "train.py"]
+    assert names(top / "a" / "b") == shipped
 
 
-def test_a_directory_of_which_nothing_is_left_is_told(tmp_path: Path) -> None:
-    """As that of a user whose whole home is a repository that ignores all else."""
-    write(tmp_path, ".git/HEAD", "mine/train.py")
+def test_an_ignored_directory_is_shipped_by_its_own_patterns(tmp_path: Path) -> None:
+    """It was chosen: a repository that ignores it, or all, does not empty it."""
+    git(tmp_path, "init", "--quiet")
+    write(tmp_path, "mine/train.py", "mine/sub/x.log", "mine/sub/lib.py")
     (tmp_path / ".gitignore").write_text("*\n")
-    with pytest.raises(UsageError, match=r"Nothing in .*mine is code.* above\."):
-        pack_code(tmp_path / "mine")
+    (tmp_path / "mine" / ".gitignore").write_text("*.log\n")
+    with pytest.raises(UsageError, match=r"Nothing in .* is code.*git check-ignore"):
+        pack_code(tmp_path)
+
+    assert names(tmp_path / "mine") == ["sub/lib.py", "train.py"]
 
 
-def test_a_line_that_is_no_pattern_fits_nothing(tmp_path: Path) -> None:
-    """As for git; the other lines are heeded."""
-    write(tmp_path, "train.py", "b.log")
-    (tmp_path / ".gitignore").write_text("[z-a]\nx[\\]y\n*.log\n")
+def test_a_repository_within_a_repository_lists_its_own_files(tmp_path: Path) -> None:
+    """As a submodule; by its own patterns."""
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path / "lib", "init", "--quiet")
+    write(tmp_path, "train.py", "lib/a.py", "lib/a.log")
+    (tmp_path / "lib" / ".gitignore").write_text("*.log\n")
+
+    assert names(tmp_path) == ["lib/a.py", "train.py"]
+
+
+def test_a_gitignore_outside_of_a_repository_is_refused(tmp_path: Path) -> None:
+    """Otherwise a file would be shipped that its owner has excluded."""
+    write(tmp_path, "train.py", "lib/secret.txt")
+    (tmp_path / "lib" / ".gitignore").write_text("secret.txt\n")
+    with pytest.raises(UsageError, match=r"has no effect outside.*`git init`"):
+        pack_code(tmp_path)
+    git(tmp_path, "init", "--quiet")
 
     assert names(tmp_path) == ["train.py"]
 
 
-def test_what_is_private_is_never_packed(tmp_path: Path) -> None:
+def test_a_repository_that_git_cannot_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With git's own message; and so is one on a machine without git."""
+    write(tmp_path, "train.py", ".git/HEAD")
+    with pytest.raises(UsageError, match=r"git cannot list .*not a git repo.*Repair"):
+        pack_code(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=r"git cannot be run: .* Install it"):
+        pack_code(tmp_path)
+
+
+def test_a_hook_of_git_ships_the_directory_that_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its variables select another repository."""
+    git(tmp_path / "other", "init", "--quiet")
+    git(tmp_path / "mine", "init", "--quiet")
+    write(tmp_path, "other/other.py", "mine/train.py")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+
+    assert names(tmp_path / "mine") == ["train.py"]
+
+
+@pytest.mark.parametrize("is_repository", [False, True])
+def test_what_is_private_is_never_packed(is_repository: bool, tmp_path: Path) -> None:
     """Runs, keys, tokens, environments and hidden files stay where they are."""
+    if is_repository:
+        git(tmp_path, "init", "--quiet")
     write(
         tmp_path,
         "train.py",
         ".env",
-        ".git/config",
+        ".hidden/x.py",
         "first.atoll/operator.token",
         "island.token",
         "tokyo-1.pem",

@@ -6,23 +6,22 @@ else; it is checked before a file is written.
 Rule 3: each island has a separate directory, the same after every restart, so that
 it finds the files that it has written there.
 
-Packed are the files that .gitignore leaves.
-Rule 4: the last pattern that fits decides; one with `!` includes a file again. Under a
-directory that is excluded nothing is included again, as in git.
-Rule 5: a .gitignore applies to the files below it, up to the root of the repository
-that the directory is in, with .git/info/exclude before them all. The directory itself
-was chosen, and is shipped even if they exclude it by its name.
+Packed are the files that git lists: tracked ones, and others that it does not ignore.
+Rule 4: a directory that is ignored itself was chosen, and is shipped: then only
+patterns in it and below apply. A repository within a repository lists its own files.
+Rule 5: outside of a repository all files are packed; a .gitignore there is refused.
 Rule 6: hidden files, caches, virtual environments, directories of runs and files that
-look like a key or a token are excluded, even if a .gitignore includes them.
+look like a key or a token are never packed, even if git lists them.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import secrets
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +82,8 @@ def pack_code(directory: Path) -> Code:
         files[name] = path.read_bytes()
     if not files:
         raise UsageError(
-            f"Nothing in {directory} is code to be shipped: it is empty, or .gitignore "
-            "leaves out all of it, perhaps that of a directory above."
+            f"Nothing in {directory} is code to be shipped: it is empty, or git "
+            "ignores all of it. Find out why with: git check-ignore -v FILE"
         )
     try:
         data = pack(files, max_files=MAX_CODE_FILES)
@@ -93,7 +92,10 @@ def pack_code(directory: Path) -> Code:
     return Code(data, blake3_digest(data).hex(), len(files))
 
 
-_LEAVE_OUT = "Name it in .gitignore to leave it out, or use an image with --no-ship."
+_LEAVE_OUT = (
+    "Name it in the .gitignore of a git repository to leave it out, or use an image "
+    "with --no-ship."
+)
 
 
 def ship_code(run: str, code: Code) -> None:
@@ -248,142 +250,117 @@ def _get_from_store(run: str, digest: str) -> bytes:
 
 NEVER = ("__pycache__", "node_modules", "*.atoll", "*.egg-info", "*.pyc")
 PRIVATE = ("*.token", "*.pem", "*.key")
-MAX_IGNORE_BYTES = 2**20
-
-
-@dataclass(frozen=True)
-class IgnoreRule:
-    """One line of a .gitignore, for the paths below its directory."""
-
-    pattern: re.Pattern[str]
-    is_taken_back: bool
-    is_of_directories: bool
-
-    def fits(self, path: str, *, is_directory: bool) -> bool:
-        if self.is_of_directories and not is_directory:
-            return False
-        return self.pattern.fullmatch(path) is not None
-
-
-@dataclass(frozen=True)
-class Tree:
-    """The shipped directory, and its path from the top of its repository."""
-
-    root: Path
-    base: str
-    """The path of the root: empty, or ends with a slash."""
-
-    def name(self, path: Path) -> str:
-        return f"{self.base}{path.relative_to(self.root).as_posix()}"
-
-    def base_of(self, directory: Path) -> str:
-        return self.base if directory == self.root else f"{self.name(directory)}/"
+VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
 
 
 def code_files(root: Path) -> Iterator[Path]:
     """Yield the files to be shipped, in the order of their names.
 
     Raises:
-        UsageError: a file with patterns cannot be read.
+        UsageError: its ignored files are unknown.
     """
-    always = [rule for text in (*NEVER, *PRIVATE) if (rule := ignore_rule(text, ""))]
-    base, rules = _from_above(root.resolve())
-    yield from _under(root, Tree(root, base), always, rules)
+    yield from _git_files(root) if _is_in_repository(root) else _all_files(root)
 
 
-def _under(
-    directory: Path,
-    tree: Tree,
-    always: Sequence[IgnoreRule],
-    rules: Sequence[IgnoreRule],
-) -> Iterator[Path]:
-    rules = [*rules, *_rules(directory / ".gitignore", tree.base_of(directory))]
-    for path in sorted(directory.iterdir(), key=lambda entry: entry.name):
+def _is_in_repository(root: Path) -> bool:
+    resolved = root.resolve()
+    # This user need not have permission for every directory above.
+    return any(
+        os.path.exists(parent / ".git") for parent in (resolved, *resolved.parents)
+    )
+
+
+def _all_files(directory: Path) -> Iterator[Path]:
+    if (directory / ".gitignore").exists():
+        raise UsageError(
+            f"{directory / '.gitignore'} has no effect outside of a git repository. "
+            "Run `git init` in the directory that is shipped, or remove the file."
+        )
+    for path in sorted(directory.iterdir()):
         is_directory = path.is_dir() and not path.is_symlink()
-        name = tree.name(path)
-        if path.name.startswith(".") or _is_out(name, always, is_directory):
+        if _is_never_shipped(path, is_directory=is_directory):
             continue
-        if _is_out(name, rules, is_directory):
+        if is_directory:
+            yield from _all_files(path)
+        else:
+            yield path
+
+
+def _is_never_shipped(path: Path, *, is_directory: bool) -> bool:
+    is_denied = path.name.startswith(".") or any(
+        fnmatchcase(path.name, pattern) for pattern in (*NEVER, *PRIVATE)
+    )
+    return is_denied or (is_directory and (path / VIRTUAL_ENVIRONMENT).exists())
+
+
+def _git_files(root: Path) -> Iterator[Path]:
+    for path in _listed(root):
+        parents = [root / parent for parent in path.relative_to(root).parents][:-1]
+        # A submodule, or a repository within this one.
+        is_directory = path.is_dir() and not path.is_symlink()
+        if _is_never_shipped(path, is_directory=is_directory) or any(
+            _is_never_shipped(parent, is_directory=True) for parent in parents
+        ):
             continue
         if not is_directory:
             yield path
-        elif not (path / "pyvenv.cfg").exists():
-            yield from _under(path, tree, always, rules)
+        elif (path / ".git").exists():
+            yield from _git_files(path)
 
 
-def _is_out(name: str, rules: Sequence[IgnoreRule], is_directory: bool) -> bool:
-    for rule in reversed(rules):
-        if rule.fits(name, is_directory=is_directory):
-            return not rule.is_taken_back
-    return False
+def _listed(root: Path) -> list[Path]:
+    """Return the existing files that git lists below a directory, sorted."""
+    selection = ["--others", "--exclude-standard", "-z"]
+    if _git(root, "check-ignore", "--quiet", "--no-index", ".", other_code=1) is None:
+        output = _git(root, "ls-files", "--cached", *selection)
+    else:
+        # As the top of a repository without an index, below which nothing is ignored.
+        git = _git(root, "rev-parse", "--absolute-git-dir") or ""
+        variables = {"GIT_DIR": git.strip(), "GIT_WORK_TREE": "."}
+        variables["GIT_INDEX_FILE"] = str(Path(git.strip()) / "atoll-no-index")
+        output = _git(root, "ls-files", *selection, variables=variables)
+    # A name that is no UTF-8 is refused when it is packed.
+    paths = {root / name for name in (output or "").split("\0") if name}
+    return sorted(path for path in paths if os.path.lexists(path))
 
 
-def _from_above(directory: Path) -> tuple[str, list[IgnoreRule]]:
-    """Return the path of a directory in its repository, and the rules above it."""
-    upwards = (directory, *directory.parents)
-    # This user need not have permission for every directory above.
-    top = next((parent for parent in upwards if os.path.exists(parent / ".git")), None)
-    if top is None:
-        return "", []
-    rules, base, current = _rules(_exclude(top), ""), "", top
-    for part in directory.relative_to(top).parts:
-        rules += _rules(current / ".gitignore", base)
-        current, base = current / part, f"{base}{part}/"
-    return base, rules
+def _git(
+    root: Path,
+    *arguments: str,
+    other_code: int | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> str | None:
+    """Return the output of git in a directory; None if it exits with `other_code`.
 
-
-def _exclude(top: Path) -> Path:
-    """Return the file of a repository's patterns that are not committed."""
-    git = top / ".git"
-    if not git.is_dir():  # of a worktree, or of a submodule
-        git = top / _read(git).removeprefix("gitdir:").strip()
-    if (git / "commondir").is_file():
-        git = git / _read(git / "commondir").strip()
-    return git / "info" / "exclude"
-
-
-def _rules(file: Path, base: str) -> list[IgnoreRule]:
-    if not file.is_file():
-        return []
-    return [
-        rule for line in _read(file).splitlines() if (rule := ignore_rule(line, base))
-    ]
-
-
-def _read(file: Path) -> str:
+    Raises:
+        UsageError: it cannot be run, or it failed.
+    """
+    # A hook of git has variables that select another repository than the directory's.
+    environment = {
+        name: value for name, value in os.environ.items() if name not in _GIT_SELECTION
+    }
     try:
-        with file.open(errors="replace") as opened:
-            return opened.read(MAX_IGNORE_BYTES)
+        done = subprocess.run(
+            ["git", *arguments],
+            cwd=root,
+            env={**environment, **(variables or {})},
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+        )
     except OSError as exc:
         raise UsageError(
-            f"{file} cannot be read: {exc.strerror}. It excludes files from the code."
+            f"{root} is in a git repository, and git cannot be run: {exc.strerror}. "
+            "Install it: it lists the files to ship. Or use an image with --no-ship."
         ) from exc
-
-
-def ignore_rule(line: str, base: str) -> IgnoreRule | None:
-    """Return the rule of a line; None if it is empty, a comment or invalid."""
-    text = re.sub(r"(?<!\\)\s+$", "", line)
-    if not text or text.startswith("#"):
+    if done.returncode == other_code:
         return None
-    is_taken_back = text.startswith("!")
-    text = text[1:] if is_taken_back else text.removeprefix("\\")
-    is_of_directories = text.endswith("/")
-    text = text.rstrip("/")
-    # A pattern with a slash is relative to its directory, one without for any depth.
-    depth = "" if "/" in text else "(?:.*/)?"
-    try:
-        pattern = re.compile(re.escape(base) + depth + _translated(text.lstrip("/")))
-    except re.error:
-        return None  # as [z-a], which matches nothing in git either
-    return IgnoreRule(pattern, is_taken_back, is_of_directories)
+    if done.returncode != 0:
+        raise UsageError(
+            f"git cannot list the files of {root}: {done.stderr.strip()[:500]}. Repair "
+            "its repository, or use an image with --no-ship."
+        )
+    return done.stdout
 
 
-def _translated(text: str) -> str:
-    """Return a pattern of git's as a regular expression."""
-    parts = re.split(r"(\*\*/|/\*\*$|\*|\?|\[!?[^]]+\])", text)
-    wildcards = {"**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
-    return "".join(
-        wildcards.get(part)
-        or (part.replace("[!", "[^") if part.startswith("[") else re.escape(part))
-        for part in parts
-    )
+_GIT_SELECTION = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.launch.base import Report, State
-from atoll.launch.job_leader import EXIT_CANCELLED, exit_code, with_requirements
+from atoll.launch.leader import EXIT_CANCELLED, exit_code, with_requirements
 from atoll.launch.spec import Restarts
 
 ENDS = "import sys; print('life', flush=True); sys.exit(7)"
@@ -100,7 +100,8 @@ def _leader(
     code: str, *, restarts: Restarts | None = None, leave_after_s: float = 1e6
 ) -> subprocess.Popen[str]:
     policy = json.dumps((restarts or Restarts()).to_dict())
-    words = [sys.executable, "-m", "atoll.launch.job_leader", "--name", "a-0"]
+    words = [sys.executable, "-m", "atoll.launch.leader", "--name", "a"]
+    words += ["--index", "0"]
     words += ["--restarts", policy, "--leave-after-s", str(leave_after_s), "--"]
     return subprocess.Popen(
         [*words, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True

@@ -9,8 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from atoll.launch.job_leader import EXIT_CANCELLED
-from atoll.launch.leader import CANCELLED, EXIT_GIVEN_UP, MODULE, NUM_BEFORE
+from atoll.launch.leader import (
+    CANCELLED,
+    EXIT_CANCELLED,
+    EXIT_GIVEN_UP,
+    MODULE,
+    NUM_BEFORE,
+)
 
 DEAF = (
     "import signal, time\n"

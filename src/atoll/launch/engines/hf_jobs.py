@@ -22,7 +22,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch import base
-from atoll.launch.job_leader import EXIT_CANCELLED, leader_argv, with_requirements
+from atoll.launch.leader import EXIT_CANCELLED, leader_argv, with_requirements
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 
 _STATES = {

@@ -25,7 +25,7 @@ from modal.config import config
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch import base
-from atoll.launch.job_leader import EXIT_CANCELLED, leader_argv
+from atoll.launch.leader import EXIT_CANCELLED, leader_argv
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 from atoll.security import Secret
 

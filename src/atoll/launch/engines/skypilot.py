@@ -30,7 +30,7 @@ from sky import exceptions as faults
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch import base
-from atoll.launch.job_leader import EXIT_CANCELLED, leader_argv
+from atoll.launch.leader import EXIT_CANCELLED, leader_argv
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 from atoll.security import Secret
 

@@ -17,7 +17,6 @@ Rule 3: every island has its own JobSet and Secret, `ID-INDEX`, so one can end a
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -40,7 +39,6 @@ from atoll.launch.base import (
     Traits,
     read_options,
 )
-from atoll.launch.bootstrap import bootstrap_argv
 from atoll.launch.engines.kubernetes.cluster import (
     CANCELLED,
     Cluster,
@@ -74,8 +72,7 @@ from atoll.launch.engines.kubernetes.manifest import (
     serving_of,
     url,
 )
-from atoll.launch.job_leader import EXIT_CANCELLED
-from atoll.launch.leader import EXIT_GIVEN_UP
+from atoll.launch.leader import EXIT_CANCELLED, EXIT_GIVEN_UP
 
 
 def open_launcher(options: Mapping[str, str]) -> Launcher:
@@ -380,21 +377,19 @@ def _slice(
 
 
 def _pod(order: LaunchOrder, index: int, options: KubernetesOptions) -> dict[str, Any]:
-    argv, holder = _argv(order, index, options), f"{order.id}-{index}"
-    form = pod(order, options, argv=argv, holder=holder)
+    argv = leader.leader_argv(
+        order.spec,
+        index,
+        message=MESSAGE,
+        is_once=options.hosts > 1,
+        python=options.python,
+    )
+    form = pod(order, options, argv=argv, holder=f"{order.id}-{index}")
     if options.hosts > 1:
         attempt = {"fieldPath": f"metadata.labels['{ATTEMPT}']"}
         variable = {"name": leader.NUM_BEFORE, "valueFrom": {"fieldRef": attempt}}
         form["containers"][0]["env"].append(variable)
     return form
-
-
-def _argv(order: LaunchOrder, index: int, options: KubernetesOptions) -> list[str]:
-    spec, python = order.spec, options.python
-    argv = [python, "-m", leader.MODULE, "--name", spec.name, "--index", str(index)]
-    argv += ["--restarts", json.dumps(spec.restarts.to_dict()), "--message", MESSAGE]
-    argv += ["--once"] if options.hosts > 1 else []
-    return [*argv, "--", *bootstrap_argv(spec, index=index, python=python)]
 
 
 def _own(pods: Sequence[Form], index: int) -> list[Form]:

@@ -32,8 +32,7 @@ from atoll.launch.engines.kubernetes.manifest import (
     LAUNCH,
     KubernetesOptions,
 )
-from atoll.launch.job_leader import EXIT_CANCELLED
-from atoll.launch.leader import EXIT_GIVEN_UP
+from atoll.launch.leader import EXIT_CANCELLED, EXIT_GIVEN_UP
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 ANSWER_S = 60.0

@@ -12,7 +12,6 @@ retried.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ from typing import Any
 from atoll.errors import UsageError
 from atoll.launch import leader
 from atoll.launch.base import GRACE_S, CoordinatorPlacement, LaunchOrder
-from atoll.launch.bootstrap import bootstrap_argv
-from atoll.launch.job_leader import EXIT_CANCELLED
+from atoll.launch.leader import EXIT_CANCELLED
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 
 ENGINE = "kubernetes"
@@ -104,6 +102,13 @@ def manifest(order: LaunchOrder, options: KubernetesOptions) -> dict[str, Any]:
     """
     gone_on_purpose = [leader.EXIT_GIVEN_UP, EXIT_CANCELLED]
     # A second pod of a coordinator would found the run again, without its directory.
+    argv = leader.leader_argv(
+        order.spec,
+        index_from=INDEX,
+        first=order.first,
+        message=MESSAGE,
+        python=options.python,
+    )
     is_replaced = not order.is_coordinator or _is_on_volume(order, options)
     return {
         "apiVersion": "batch/v1",
@@ -133,7 +138,7 @@ def manifest(order: LaunchOrder, options: KubernetesOptions) -> dict[str, Any]:
             "ttlSecondsAfterFinished": options.keep_s,
             "template": {
                 "metadata": {"labels": labels_of(order)},
-                "spec": pod(order, options, argv=_argv(order, options)),
+                "spec": pod(order, options, argv=argv),
             },
         },
     }
@@ -272,15 +277,6 @@ def _image(spec: IslandSpec) -> str:
             "with Python, Atoll and the command's requirements in it."
         )
     return spec.image
-
-
-def _argv(order: LaunchOrder, options: KubernetesOptions) -> list[str]:
-    spec, python = order.spec, options.python
-    argv = [python, "-m", leader.MODULE, "--name", spec.name, "--index-from", INDEX]
-    argv += ["--first", str(order.first)] if order.first else []
-    argv += ["--restarts", json.dumps(spec.restarts.to_dict()), "--message", MESSAGE]
-    bootstrap = bootstrap_argv(spec, index_from=INDEX, first=order.first, python=python)
-    return [*argv, "--", *bootstrap]
 
 
 def _environment(order: LaunchOrder, holder: str) -> list[dict[str, Any]]:

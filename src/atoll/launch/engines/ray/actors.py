@@ -28,11 +28,14 @@ from typing import Any
 import ray
 
 from atoll.launch.base import ADDRESS_PLACEHOLDER, GRACE_S, Report, State
-from atoll.launch.engines.local.supervisor import IslandCommand, ProcessGroup
 from atoll.launch.spec import Restarts
-from atoll.launch.supervise import IslandSupervisor, ProcessHooks
+from atoll.launch.supervise import (
+    EndRequest,
+    IslandCommand,
+    IslandSupervisor,
+    supervise,
+)
 
-LOOK_S = 0.2
 TELL_S = 5.0
 """How often a leader reports an unchanged island to the ledger."""
 
@@ -82,25 +85,36 @@ class IslandLeader:
             ask(self._ledger.ended.remote(lead.index))
             return
         log = Path(tempfile.mkdtemp(prefix="atoll-island-")) / "log"
-        supervisor = _supervisor(lead, log)
-        unreported = _Unreported(log)
-        while True:
-            now_s = time.monotonic()
-            if self._grace_s is not None:
-                supervisor.cancel(now_s, grace_s=self._grace_s)
-            supervisor.look(now_s)
-            report = replace(supervisor.report, host=os.uname().nodename).to_dict()
-            if (
-                new := unreported.new(report, now_s, is_last=supervisor.is_over)
-            ) is not None:
-                reply = self._ledger.hear.remote(lead.index, incarnation, report, new)
-                if ask(reply) and self._grace_s is None and not supervisor.is_over:
-                    # A request to cancel may reach the ledger before this actor, or
-                    # while the island had none: the island still leaves cleanly.
-                    self._grace_s = GRACE_S
-            if supervisor.is_over:
-                return
-            time.sleep(LOOK_S)
+        command = IslandCommand(
+            lead.index,
+            lead.name,
+            lead.argv,
+            lead.environment,
+            is_python=lead.is_python,
+        )
+        restarts = Restarts.from_dict(lead.restarts)
+        self._incarnation, self._ask = incarnation, ask
+        self._unreported = _Unreported(log)
+        supervise([IslandSupervisor(command, restarts, log=log)], self)
+
+    def end_requests(self, now_s: float) -> Mapping[int, EndRequest]:
+        if self._grace_s is None:
+            return {}
+        return {self._lead.index: EndRequest(self._grace_s)}
+
+    def deliver(self, reports: Sequence[Report], now_s: float) -> bool:
+        (report,) = reports
+        is_over = report.state.is_over
+        form = replace(report, host=os.uname().nodename).to_dict()
+        new = self._unreported.new(form, now_s, is_last=is_over)
+        if new is not None:
+            index = self._lead.index
+            reply = self._ledger.hear.remote(index, self._incarnation, form, new)
+            if self._ask(reply) and self._grace_s is None and not is_over:
+                # A request to cancel may reach the ledger before this actor, or
+                # while the island had none: the island still leaves cleanly.
+                self._grace_s = GRACE_S
+        return True
 
 
 class _Unreported:
@@ -135,20 +149,6 @@ class _Unreported:
         end = len(data) if is_last else data.rfind(b"\n") + 1
         self._offset += end
         return data[:end].decode(errors="replace").splitlines()
-
-
-def _supervisor(lead: LeaderTask, log: Path) -> IslandSupervisor:
-    def write(text: str) -> None:
-        with log.open("a") as file:
-            file.write(f"atoll: {text}\n")
-
-    start = IslandCommand(
-        lead.index, lead.name, lead.argv, lead.environment, None, lead.is_python
-    )
-    hooks = ProcessHooks(log=write, start=lambda: ProcessGroup(start, log))
-    return IslandSupervisor(
-        lead.index, lead.name, Restarts.from_dict(lead.restarts), hooks
-    )
 
 
 SILENT_S = 30.0

@@ -45,7 +45,7 @@ from atoll.launch.base import (
     read_options,
 )
 from atoll.launch.engines.sagemaker.entrypoint import MAX_ARGUMENT, MODULE, folded
-from atoll.launch.job_leader import EXIT_CANCELLED, leader_argv
+from atoll.launch.leader import EXIT_CANCELLED, leader_argv
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 
 LOGS = "/aws/sagemaker/TrainingJobs"

@@ -1,7 +1,7 @@
 """The entrypoint of a training container: it fetches secrets, and becomes the leader.
 
     python -m atoll.launch.engines.sagemaker.entrypoint --region R --secret A=NAME \
-        --secrets atoll/reef-1 -- =python =-m =atoll.launch.job_leader ...
+        --secrets atoll/reef-1 -- =python =-m =atoll.launch.leader ...
 
 Rule 1: SageMaker takes arguments of one line and at most 256 characters. `=` begins an
 argument of the command and `+` continues it; characters are escaped as in JSON.

@@ -60,11 +60,10 @@ from atoll.launch.base import (
 )
 from atoll.launch.bootstrap import bootstrap_argv
 from atoll.launch.credentials import PASS, PASS_FILE
-from atoll.launch.engines.local.supervisor import IslandRecord, LaunchFiles
 from atoll.launch.spec import MAX_ISLANDS, IslandSpec, Resources, in_engine
+from atoll.launch.supervise import IslandRecord, LaunchFiles
 from atoll.security import Secret
 from atoll.security.private_files import (
-    private_directory,
     read_private,
     remove_private,
     replace_private,
@@ -106,7 +105,7 @@ class SlurmLauncher:
     def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
         directory = self._launch_directory(order.id)
         script = batch_script(order, self._read, directory)
-        _make_directory(directory)
+        LaunchFiles(directory).make()
         handle = order.handle(
             ENGINE,
             {"directory": str(directory), "job": None},
@@ -182,17 +181,6 @@ def _is_done(
     is_submitted = isinstance(handle.reference.get("job"), int)
     is_over = all(report.state.is_over for report in reports)
     return is_submitted and is_over and all(account.is_final for account in accounts)
-
-
-def _make_directory(directory: Path) -> None:
-    private_directory(directory.parent)
-    try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError as exc:
-        raise UsageError(
-            f"{directory.name!r} was launched on this cluster already. Launch under "
-            "another name."
-        ) from exc
 
 
 def _report(handle: Handle, index: int, account: Account | None) -> Report:

@@ -17,20 +17,23 @@ import math
 import os
 import signal
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.errors import AtollError, DiskError, NoSuchFile, UsageError
-from atoll.launch.base import GRACE_S, State
-from atoll.launch.engines.local.supervisor import IslandCommand, ProcessGroup
+from atoll.launch.base import GRACE_S, Report, State
 from atoll.launch.engines.slurm import INDEX, IslandFiles, read_secrets
 from atoll.launch.spec import Restarts, is_python
-from atoll.launch.supervise import IslandSupervisor, ProcessHooks
+from atoll.launch.supervise import (
+    EndRequest,
+    IslandCommand,
+    IslandSupervisor,
+    received_signals,
+    supervise,
+)
 
-LOOK_S = 0.25
 ASK_EVERY_S = 1.0
 """How often the leader checks the shared directory for a request to cancel."""
 
@@ -38,68 +41,40 @@ LAST_WORD_S = 60.0
 """How long a leader tries to write the final state, and occupies its node."""
 
 
-def lead(
-    files: IslandFiles, task: IslandCommand, restarts: Restarts, *, incarnation: int
-) -> State:
-    """Lead an island until it is over, and return its final state."""
-    signals = _received_signals()
-    supervisor = _supervisor(files, task, restarts, signals)
-    written, asked_at_s, over_at_s = None, -ASK_EVERY_S, math.inf
-    while True:
-        now_s = time.monotonic()
-        if now_s - asked_at_s >= ASK_EVERY_S:
-            asked_at_s = now_s
+@dataclass
+class _Task:
+    """A task of Slurm: its signals, and its files on the shared file system."""
+
+    files: IslandFiles
+    signals: Sequence[int]
+    incarnation: int
+    asked_at_s: float = -math.inf
+    over_at_s: float = math.inf
+    written: Report | None = None
+
+    def end_requests(self, now_s: float) -> Mapping[int, EndRequest]:
+        grace_s = GRACE_S if self.signals else None
+        if now_s - self.asked_at_s >= ASK_EVERY_S:
+            self.asked_at_s = now_s
             # A shared file system may fail for moments: the next iteration retries.
             with suppress(DiskError):
-                if (grace_s := files.grace_s()) is not None:
-                    supervisor.cancel(now_s, grace_s=grace_s)
-        if signals:
-            supervisor.cancel(now_s, grace_s=GRACE_S)
-        supervisor.look(now_s)
-        if (report := supervisor.report) != written:
+                requested_s = self.files.grace_s()
+                grace_s = grace_s if requested_s is None else requested_s
+        if grace_s is None:
+            return {}
+        has_sigterm = signal.SIGTERM in self.signals
+        return {self.files.index: EndRequest(grace_s, has_sigterm=has_sigterm)}
+
+    def deliver(self, reports: Sequence[Report], now_s: float) -> bool:
+        (report,) = reports
+        if report != self.written:
             with suppress(DiskError):
                 on_host = replace(report, host=os.uname().nodename)
-                files.write_state(on_host, incarnation=incarnation)
-                written = report
-        over_at_s = min(over_at_s, now_s) if supervisor.is_over else math.inf
-        if supervisor.is_over and (
-            report == written or now_s >= over_at_s + LAST_WORD_S
-        ):
-            return report.state
-        time.sleep(LOOK_S)
-
-
-class _SignalledProcess:
-    """A process that got SIGTERM from Slurm itself, if the leader has got it, too."""
-
-    def __init__(self, group: ProcessGroup, signals: list[int]) -> None:
-        self._group, self._signals = group, signals
-
-    @property
-    def pid(self) -> int:
-        return self._group.pid
-
-    def poll(self) -> int | None:
-        return self._group.poll()
-
-    def send(self, number: int) -> None:
-        if number == signal.SIGTERM and signal.SIGTERM in self._signals:
-            return
-        self._group.send(number)
-
-
-def _supervisor(
-    files: IslandFiles, task: IslandCommand, restarts: Restarts, signals: list[int]
-) -> IslandSupervisor:
-    def write(text: str) -> None:
-        with suppress(OSError), files.log.open("a") as file:
-            file.write(f"atoll: {text}\n")
-
-    def start() -> _SignalledProcess:
-        return _SignalledProcess(ProcessGroup(task, files.log), signals)
-
-    hooks = ProcessHooks(log=write, start=start)
-    return IslandSupervisor(task.index, task.name, restarts, hooks)
+                self.files.write_state(on_host, incarnation=self.incarnation)
+                self.written = report
+        if report.state.is_over:
+            self.over_at_s = min(self.over_at_s, now_s)
+        return report == self.written or now_s >= self.over_at_s + LAST_WORD_S
 
 
 def _secrets(files: IslandFiles) -> dict[str, str]:
@@ -113,13 +88,6 @@ def _secrets(files: IslandFiles) -> dict[str, str]:
             f"The launch {files.directory.name} was over, and its secrets are gone. "
             "Launch again."
         ) from exc
-
-
-def _received_signals() -> list[int]:
-    signals: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda number, frame: signals.append(number))
-    return signals
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -141,14 +109,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         task = IslandCommand(
             index, name, options.command, secrets, None, is_python(island_argv)
         )
-        ended = lead(
-            files,
-            task,
-            Restarts.from_dict(options.restarts),
-            incarnation=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+        supervisor = IslandSupervisor(
+            task, Restarts.from_dict(options.restarts), log=files.log
         )
+        incarnation = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        signals = received_signals(signal.SIGTERM, signal.SIGUSR1)
+        supervise([supervisor], _Task(files, signals, incarnation))
     except (AtollError, OSError, ValueError) as exc:
         sys.exit(f"atoll: {exc}")
+    ended = supervisor.report.state
     sys.exit(0 if ended in (State.FINISHED, State.CANCELLED) else 1)
 
 

@@ -1,8 +1,13 @@
 """Islands as processes of this machine, led by a supervisor that outlives a terminal.
 
-Start reading at `LocalLauncher`, then `supervisor`.
+    python -m atoll.launch.engines.local DIRECTORY < COMMANDS
 
-The islands share the machine's devices and cores.
+is that supervisor. Its input is JSON: argv, environments and the restart policy. It may
+contain secrets, so it is on no disk and no command line. The first process exits as
+soon as it has read it; the second, in a separate session, ends with its islands.
+
+Start reading at `LocalLauncher`, then `_Supervised`: they meet in the `LaunchFiles` of
+`launch.supervise`. The islands share the machine's devices and cores.
 Rule 1: island i of k accelerators has the devices from i * k on, after every restart.
 Rule 2: without a number, the visible devices are divided evenly, if there are enough
 for one each; otherwise every island sees all of them.
@@ -10,6 +15,7 @@ for one each; otherwise every island sees all of them.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,11 +24,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import RemoteError, UsageError
+from atoll.errors import DiskError, RemoteError, UsageError
 from atoll.island.environment import credentials_from_environment
 from atoll.launch.base import (
     GRACE_S,
@@ -38,21 +45,23 @@ from atoll.launch.base import (
     read_options,
 )
 from atoll.launch.bootstrap import bootstrap_argv, island_variables
-from atoll.launch.engines.local.supervisor import (
-    MODULE,
+from atoll.launch.spec import Restarts, full_argv, in_engine, is_python, python_argv
+from atoll.launch.supervise import (
+    EndRequest,
     IslandCommand,
     IslandRecord,
+    IslandSupervisor,
     LaunchFiles,
     process_identity,
+    received_signals,
     send,
-    supervisor_input,
+    supervise,
 )
-from atoll.launch.spec import full_argv, in_engine, is_python, python_argv
 
 ENGINE = "local"
+MODULE = "atoll.launch.engines.local"
 STARTS_S = 60.0
 LOOK_S = 0.05
-QUIET = ("-W", "ignore::RuntimeWarning:runpy")
 UNLED = "its supervisor has ended"
 
 
@@ -102,7 +111,11 @@ class LocalLauncher:
             begun_at_s=time.time(),
         )
         keep(handle)
-        _begin(files, supervisor_input(commands, order.spec.restarts))
+        form = {
+            "islands": [vars(command) for command in commands],
+            "restarts": order.spec.restarts.to_dict(),
+        }
+        _begin(files, json.dumps(form).encode())
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
@@ -245,8 +258,7 @@ def _begin(files: LaunchFiles, commands: bytes) -> None:
     """Start the supervisor, and return when it has written its first state."""
     with files.supervisor_log.open("wb") as output:
         done = subprocess.run(
-            # The package imports the module before it is executed: runpy would warn.
-            [sys.executable, *QUIET, "-m", MODULE, str(files.directory)],
+            [sys.executable, "-m", MODULE, str(files.directory)],
             input=commands,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -376,3 +388,62 @@ def require_room(order: LaunchOrder) -> None:
             f"{count} islands of memory_bytes={needs.memory_bytes} need "
             f"{needs.memory_bytes * count}, and this machine has {memory}."
         )
+
+
+@dataclass
+class _Supervised:
+    """The files of a launch, and the SIGTERM of its supervisor."""
+
+    files: LaunchFiles
+    indexes: Sequence[int]
+    signals: Sequence[int]
+    written: list[IslandRecord] = field(default_factory=list)
+
+    def end_requests(self, now_s: float) -> Mapping[int, EndRequest]:
+        """Return the islands of a request; all of them after SIGTERM."""
+        if self.signals:
+            return dict.fromkeys(self.indexes, EndRequest(GRACE_S))
+        request = None
+        with suppress(DiskError):
+            request = self.files.read_request()
+        if request is None:
+            return {}
+        indexes, grace_s = request
+        return dict.fromkeys(indexes, EndRequest(grace_s))
+
+    def deliver(self, reports: Sequence[Report], now_s: float) -> bool:
+        records = [_record(report) for report in reports]
+        if records != self.written:
+            with suppress(DiskError):  # the next iteration writes it again
+                self.files.write_state(records)
+                self.written = records
+        return records == self.written
+
+
+def _record(report: Report) -> IslandRecord:
+    pid = int(report.host.split()[1]) if report.host else None
+    return IslandRecord(report, pid, None if pid is None else process_identity(pid))
+
+
+def main() -> None:
+    """Read the commands, release the launching process, and lead the islands."""
+    files = LaunchFiles(Path(sys.argv[1]))
+    form = json.load(sys.stdin)
+    commands = [IslandCommand(**command) for command in form["islands"]]
+    restarts = Restarts.from_dict(form["restarts"])
+    sys.stdout.flush()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    supervisors = [
+        IslandSupervisor(command, restarts, log=files.log(command.index))
+        for command in commands
+    ]
+    indexes = [command.index for command in commands]
+    signals = received_signals(signal.SIGTERM)
+    with files.held():
+        supervise(supervisors, _Supervised(files, indexes, signals))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,14 +8,14 @@ is more than one. Its author writes:
 
 1.  `open_launcher(options) -> Launcher`. It imports the SDK at the top of the module (a
     missing one is then reported with its extra by `registry`), reads its own
-    `KEY=VALUE` options with `base.read_options` into a frozen dataclass, and checks the
-    engine's requirements: a program, an endpoint, a credential. A missing one is a
-    `UsageError` with a remedy.
+    `KEY=VALUE` options with `base.read_options` into a frozen dataclass. Programs and
+    credentials are checked by the first method that needs them, and a plan needs none:
+    `--dry-run` works on any machine. A missing one is a `UsageError` with a remedy.
 
 2.  A final class with the six methods of `base.Launcher`.
     `plan` returns the full submission of a `LaunchOrder` as data, and `launch` submits
     exactly that: one function makes both. Refuse by name each field of a spec that the
-    engine cannot fulfil: a resource, an image, `requirements`, a restart policy.
+    engine cannot fulfil, with `spec.refuse_fields` and `spec.refuse_stored_secrets`.
     `launch` calls `keep(order.handle(NAME, reference, options=...))` before it submits,
     with a reference by which everything can be found (`order.id` is enough where the
     engine finds jobs by name, tag or label), and again when the engine has responded.

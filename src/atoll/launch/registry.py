@@ -31,10 +31,10 @@ class Engine(Protocol):
     """The interface of a module of `atoll.launch.engines`."""
 
     def open_launcher(self, options: Mapping[str, str]) -> base.Launcher:
-        """Return a launcher whose requirements this machine fulfils.
+        """Return a launcher, without contacting its engine.
 
         Raises:
-            UsageError: an option is wrong, or a program or a credential is missing.
+            UsageError: an option is wrong.
         """
         ...
 
@@ -53,8 +53,8 @@ def open_launcher(
     """Return the launcher of an engine, wrapped by a `CheckedLauncher`.
 
     Raises:
-        UsageError: there is no such engine, its SDK is not installed, an option is
-            wrong, or a program or credential that it needs is missing.
+        UsageError: there is no such engine, its SDK is not installed, or an option is
+            wrong.
     """
     names = engine_names()
     name = engine.replace("-", "_")

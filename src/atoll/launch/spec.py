@@ -384,6 +384,36 @@ def in_engine(secrets: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def refuse_fields(spec: IslandSpec, refusals: Mapping[str, str]) -> None:
+    """Refuse the fields of a spec that an engine cannot fulfil, if they are given.
+
+    `refusals` has a message by field of a spec or of its resources. In a message {} is
+    the field with its value.
+
+    Raises:
+        UsageError: one is given.
+    """
+    values = {**vars(spec), **vars(spec.resources)}
+    for name, message in refusals.items():
+        value = values[name]
+        if value is not None and value != ():
+            text = f"{value:g}" if isinstance(value, int | float) else repr(value)
+            raise UsageError(message.format(f"{name}={text}"))
+
+
+def refuse_stored_secrets(spec: IslandSpec, engine: str) -> None:
+    """Refuse secrets that are to come from an engine that keeps none.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name in in_engine(spec.secrets):
+        raise UsageError(
+            f"The secret {name} is to come from the engine, and {engine} keeps none. "
+            f"Give {name}=env:NAME or {name}=file:PATH."
+        )
+
+
 def resolve(
     secrets: Mapping[str, str], *, environment: Mapping[str, str]
 ) -> dict[str, Secret]:

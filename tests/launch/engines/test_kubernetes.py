@@ -376,24 +376,30 @@ def test_missing_credentials_are_told(
         "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION",
         str(tmp_path / "none"),
     )
+    launcher, order = open_launcher("kubernetes"), _order()
     with pytest.raises(UsageError, match="There are no credentials of a cluster"):
-        open_launcher("kubernetes")
+        launcher.launch(order, keep=NOTHING)
+    elsewhere = open_launcher("kubernetes", {"kubeconfig": str(tmp_path / "none")})
     with pytest.raises(UsageError, match="does not lead to a cluster"):
-        open_launcher("kubernetes", {"kubeconfig": str(tmp_path / "none")})
+        elsewhere.plan(order)
+
+    assert launcher.plan(order).data["metadata"]["namespace"] == "default"
 
 
 def test_a_damaged_kubeconfig_is_told(tmp_path: Path) -> None:
     """It is a file of people's, and may hold anything."""
     (tmp_path / "config").write_text("a: [")
     with pytest.raises(UsageError, match="does not lead to a cluster"):
-        open_launcher("kubernetes", {"kubeconfig": str(tmp_path / "config")})
+        open_launcher("kubernetes", {"kubeconfig": str(tmp_path / "config")}).plan(
+            _order()
+        )
 
 
 def test_an_unknown_context_is_told(server: KubernetesServer) -> None:
     """Its kubeconfig has others."""
     options = {"kubeconfig": str(server.kubeconfig()), "context": "nowhere"}
     with pytest.raises(UsageError, match=r"does not lead to a cluster.*nowhere"):
-        open_launcher("kubernetes", options)
+        open_launcher("kubernetes", options).plan(_order())
 
 
 def test_who_may_not_is_refused(server: KubernetesServer) -> None:

@@ -150,7 +150,9 @@ def test_nobody_logged_in_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MODAL_TOKEN_ID", "MODAL_OAUTH_REFRESH_TOKEN"):
         monkeypatch.setenv(name, "")  # it is heard before a file of the user's
     with pytest.raises(UsageError, match=r"No user is logged in at Modal. Run `modal"):
-        open_launcher("modal")
+        open_launcher("modal").launch(_order(), keep=NOTHING)
+
+    assert len(_plan()) == 1
 
 
 @pytest.mark.parametrize(
@@ -284,10 +286,10 @@ def test_a_log_is_read_long_after_its_launch(stage: LaunchStage, cloud: Cloud) -
 
 
 def _plan(**given: Any) -> Any:
+    return open_launcher("modal").plan(_order(**given)).data
+
+
+def _order(**given: Any) -> LaunchOrder:
     fields: dict[str, Any] = {"image": "reef/atoll:1"} | given
     spec = IslandSpec(command=("train.py",), run="s3://reef/a", name="a", **fields)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MODAL_TOKEN_ID", "ak-reef")
-        patch.setenv("MODAL_TOKEN_SECRET", "as-reef")
-        launcher = open_launcher("modal")
-    return launcher.plan(LaunchOrder(id="a-1", spec=spec, num_islands=1)).data
+    return LaunchOrder(id="a-1", spec=spec, num_islands=1)

@@ -28,6 +28,9 @@ USUAL = {
     "output": "s3://reef/out",
     "endpoint_url": "http://127.0.0.1:1",
 }
+HANDLE = Handle(
+    id="a-1", engine="sagemaker", run="/a", name="a", num_islands=1, reference={}
+)
 IMAGE = "000000000000.dkr.ecr.eu-reef-1.amazonaws.com/atoll:1"
 
 
@@ -208,7 +211,9 @@ def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(UsageError, match=r"no credentials for AWS .*aws configure"):
-        open_launcher("sagemaker", {"region": "eu-reef-1"})
+        open_launcher("sagemaker", {"region": "eu-reef-1"}).poll(HANDLE)
+
+    assert len(_plan({"region": "eu-reef-1"})) == 2
 
 
 def test_credentials_that_cannot_be_fetched_are_told(
@@ -220,7 +225,7 @@ def test_credentials_that_cannot_be_fetched_are_told(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(Refused, match=r"AWS does not know you.*aws sso login"):
-        open_launcher("sagemaker", {"profile": "reef"})
+        open_launcher("sagemaker", {"profile": "reef"}).poll(HANDLE)
 
 
 @pytest.mark.parametrize(
@@ -243,11 +248,8 @@ def test_faults_of_aws_are_ours(
 
 def test_who_does_not_answer_is_unreachable() -> None:
     """Nothing is said of islands when nobody was asked."""
-    handle = Handle(
-        id="a-1", engine="sagemaker", run="/a", name="a", num_islands=1, reference={}
-    )
     with pytest.raises(Unreachable, match="did not answer to list training jobs"):
-        open_launcher("sagemaker", USUAL).poll(handle)
+        open_launcher("sagemaker", USUAL).poll(HANDLE)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import UsageError
-from atoll.launch.base import Handle, Report, State
+from atoll.launch.base import Handle, LaunchOrder, Report, State
 from atoll.launch.bootstrap import bootstrap_argv
 from atoll.launch.engines.slurm import INDEX, LEADER, PROGRAMS, IslandFiles, numbers
 from atoll.launch.registry import open_launcher
@@ -353,10 +353,15 @@ def test_impossible_resources_are_slurms_own_words(stage: LaunchStage) -> None:
 
 
 def test_a_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no sbatch, nothing can be launched."""
+    """Where there is no sbatch, nothing can be launched; a plan needs none."""
     monkeypatch.setenv("PATH", "/nowhere")
+    launcher = open_launcher("slurm")
+    spec = IslandSpec(command=("train.py",), run="/runs/a", name="a")
+    order = LaunchOrder(id="a-1", spec=spec, num_islands=1)
     with pytest.raises(UsageError, match="sbatch is not on this machine"):
-        open_launcher("slurm")
+        launcher.launch(order, keep=NOTHING)
+
+    assert "#SBATCH --job-name=a-1" in launcher.plan(order).text
 
 
 @pytest.mark.parametrize(

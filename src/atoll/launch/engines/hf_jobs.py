@@ -23,7 +23,12 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch import base
 from atoll.launch.leader import EXIT_CANCELLED, leader_argv, with_requirements
-from atoll.launch.spec import IslandSpec, Resources, in_engine
+from atoll.launch.spec import (
+    IslandSpec,
+    Resources,
+    refuse_fields,
+    refuse_stored_secrets,
+)
 
 _STATES = {
     "SCHEDULING": base.State.PENDING,
@@ -37,13 +42,8 @@ _EXIT_CODE = re.compile(r"exit code:? *(\d+)", re.IGNORECASE)
 
 
 def open_launcher(options: Mapping[str, str]) -> base.Launcher:
-    """Return the launcher of the user who is logged in at the Hub."""
+    """Return the launcher of the user who is logged in at the Hub, if one is."""
     read = base.read_options(HfJobsOptions, options, engine=ENGINE)
-    if get_token() is None:
-        raise UsageError(
-            "No user is logged in at Hugging Face. Run `hf auth login`, or set "
-            "HF_TOKEN to a token that may start jobs."
-        )
     return HfJobsLauncher(HfApi(endpoint=read.endpoint), read, options)
 
 
@@ -53,7 +53,16 @@ class HfJobsLauncher:
     def __init__(
         self, hub: HfApi, read: HfJobsOptions, options: Mapping[str, str]
     ) -> None:
-        self._hub, self._read, self._options = hub, read, dict(options)
+        self._api, self._read, self._options = hub, read, dict(options)
+
+    @property
+    def _hub(self) -> HfApi:
+        if get_token() is None:
+            raise UsageError(
+                "No user is logged in at Hugging Face. Run `hf auth login`, or set "
+                "HF_TOKEN to a token that may start jobs."
+            )
+        return self._api
 
     @property
     def traits(self) -> base.Traits:
@@ -395,15 +404,11 @@ def _require_possible(spec: IslandSpec) -> None:
             "hf_jobs has nothing to run an island in. Give --image with Atoll in it, "
             "or say how pip gets it: --requirement atoll."
         )
-    resources = spec.resources
-    for name in ("cpus", "memory_bytes"):
-        if (value := getattr(resources, name)) is not None:
-            raise UsageError(
-                f"{name}={value:g} cannot be requested of hf_jobs, which has flavors. "
-                "Choose one: --option flavor=NAME."
-            )
-    if stored := sorted(in_engine(spec.secrets)):
-        raise UsageError(
-            f"The secret {stored[0]} is to be kept by the engine, and hf_jobs keeps "
-            f"none between jobs. Give {stored[0]}=env:NAME or {stored[0]}=file:PATH."
-        )
+    refuse_fields(spec, dict.fromkeys(("cpus", "memory_bytes"), _HAS_FLAVORS))
+    refuse_stored_secrets(spec, "hf_jobs")
+
+
+_HAS_FLAVORS = (
+    "{} cannot be requested of hf_jobs, which has flavors. Choose one: --option "
+    "flavor=NAME."
+)

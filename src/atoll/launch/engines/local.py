@@ -31,21 +31,17 @@ from typing import Any
 
 from atoll.errors import DiskError, RemoteError, UsageError
 from atoll.island.environment import credentials_from_environment
-from atoll.launch.base import (
-    GRACE_S,
-    Handle,
-    Keep,
-    Launcher,
-    LaunchOrder,
-    LaunchPlan,
-    Report,
-    State,
-    Traits,
-    as_json,
-    read_options,
-)
+from atoll.launch import base
 from atoll.launch.bootstrap import bootstrap_argv, island_variables
-from atoll.launch.spec import Restarts, full_argv, in_engine, is_python, python_argv
+from atoll.launch.spec import (
+    IslandSpec,
+    Restarts,
+    full_argv,
+    is_python,
+    python_argv,
+    refuse_fields,
+    refuse_stored_secrets,
+)
 from atoll.launch.supervise import (
     EndRequest,
     IslandCommand,
@@ -73,9 +69,9 @@ class LocalOptions:
     """The directory of logs and states. Default: among the user's own files."""
 
 
-def open_launcher(options: Mapping[str, str]) -> Launcher:
+def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of this machine."""
-    parsed = read_options(LocalOptions, options, engine=ENGINE)
+    parsed = base.read_options(LocalOptions, options, engine=ENGINE)
     default = credentials_from_environment().credentials.parent / "local"
     directory = (
         default if parsed.directory is None else Path(parsed.directory).absolute()
@@ -92,15 +88,15 @@ class LocalLauncher:
         """Lines of a log that were returned, and their end, to skip them next time."""
 
     @property
-    def traits(self) -> Traits:
-        return Traits(is_elsewhere=False)
+    def traits(self) -> base.Traits:
+        return base.Traits(is_elsewhere=False)
 
-    def plan(self, order: LaunchOrder) -> LaunchPlan:
+    def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
         commands = _commands(order, has_secrets=False)
         data = [_shown(command, order) for command in commands]
-        return as_json(data)
+        return base.as_json(data)
 
-    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
+    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
         commands = _commands(order, has_secrets=True)
         files = self._files(order.id)
         files.make()
@@ -118,14 +114,14 @@ class LocalLauncher:
         _begin(files, json.dumps(form).encode())
         return handle
 
-    def poll(self, handle: Handle) -> tuple[Report, ...]:
+    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
         records = {record.report.index: record for record in self._records(handle)}
         return tuple(
             records[index].report if index in records else _lost(handle, index)
             for index in handle.indexes
         )
 
-    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
         num_read, offset = self._read.get((handle.id, index), (0, 0))
         if num_read > after:
             num_read, offset = 0, 0
@@ -136,10 +132,10 @@ class LocalLauncher:
 
     def cancel(
         self,
-        handle: Handle,
+        handle: base.Handle,
         *,
         indexes: Collection[int] | None = None,
-        grace_s: float = GRACE_S,
+        grace_s: float = base.GRACE_S,
     ) -> None:
         files = self._files(handle.id)
         if not files.directory.is_dir():
@@ -157,7 +153,7 @@ class LocalLauncher:
     def _files(self, launch: str) -> LaunchFiles:
         return LaunchFiles(self._directory / launch)
 
-    def _records(self, handle: Handle) -> list[IslandRecord]:
+    def _records(self, handle: base.Handle) -> list[IslandRecord]:
         """Return the stored records, corrected if the supervisor has ended."""
         files = self._files(handle.id)
         # In this order: a supervisor that ends in between has written the final state.
@@ -166,14 +162,14 @@ class LocalLauncher:
         return records if is_led else [_corrected(record) for record in records]
 
 
-def _commands(order: LaunchOrder, *, has_secrets: bool) -> list[IslandCommand]:
+def _commands(order: base.LaunchOrder, *, has_secrets: bool) -> list[IslandCommand]:
     """Return the command of each island.
 
     Raises:
         UsageError: this machine cannot fulfil the spec.
     """
     spec = order.spec
-    _require_possible(order)
+    _require_possible(spec)
     require_room(order)
     shares = device_shares(order, visible_devices(os.environ))
     environment = {**thread_limits(order, os.environ), **spec.environment}
@@ -196,7 +192,7 @@ def _commands(order: LaunchOrder, *, has_secrets: bool) -> list[IslandCommand]:
     ]
 
 
-def _argv(order: LaunchOrder, index: int) -> list[str]:
+def _argv(order: base.LaunchOrder, index: int) -> list[str]:
     """Return the argv of the command, or of the bootstrap if code has to be fetched."""
     spec = order.spec
     if spec.code:
@@ -204,25 +200,21 @@ def _argv(order: LaunchOrder, index: int) -> list[str]:
     return full_argv(spec.command, processes=spec.processes, python=sys.executable)
 
 
-def _require_possible(order: LaunchOrder) -> None:
-    spec = order.spec
-    for name in ("image", "requirements"):
-        if getattr(spec, name):
-            raise UsageError(
-                f"{name}={getattr(spec, name)!r} has no meaning on this machine, where "
-                "islands run in the Python that launches them. Leave it out."
-            )
-    if spec.resources.time_limit_s is not None:
-        raise UsageError(
-            f"time_limit_s={spec.resources.time_limit_s:g} is for engines that have "
-            "limits, and this machine has none. Leave it out."
-        )
-    if stored := in_engine(spec.secrets):
-        name = next(iter(stored))
-        raise UsageError(
-            f"The secret {name} is to come from the engine, and this machine keeps "
-            f"none. Give {name}=env:NAME or {name}=file:PATH."
-        )
+_NO_MEANING = (
+    "{} has no meaning on this machine, where islands run in the Python that launches "
+    "them. Leave it out."
+)
+_REFUSALS = {
+    "image": _NO_MEANING,
+    "requirements": _NO_MEANING,
+    "time_limit_s": "{} is for engines that have limits, and this machine has none. "
+    "Leave it out.",
+}
+
+
+def _require_possible(spec: IslandSpec) -> None:
+    refuse_fields(spec, _REFUSALS)
+    refuse_stored_secrets(spec, "this machine")
     if spec.code is None:
         _require_command(spec.command, Path(spec.directory or "."))
 
@@ -244,7 +236,7 @@ def _require_command(command: tuple[str, ...], directory: Path) -> None:
         )
 
 
-def _shown(command: IslandCommand, order: LaunchOrder) -> dict[str, Any]:
+def _shown(command: IslandCommand, order: base.LaunchOrder) -> dict[str, Any]:
     return {
         "island": command.name,
         "words": list(command.argv),
@@ -276,10 +268,10 @@ def _begin(files: LaunchFiles, commands: bytes) -> None:
     )
 
 
-def _lost(handle: Handle, index: int) -> Report:
+def _lost(handle: base.Handle, index: int) -> base.Report:
     reason = "this machine has no record of it"
-    return Report(
-        index=index, name=handle.island(index), state=State.LOST, reason=reason
+    return base.Report(
+        index=index, name=handle.island(index), state=base.State.LOST, reason=reason
     )
 
 
@@ -291,7 +283,7 @@ def _corrected(record: IslandRecord) -> IslandRecord:
     """Return the record of an island whose supervisor has ended."""
     if record.report.state.is_over:
         return record
-    state = State.RUNNING if _is_live(record) else State.LOST
+    state = base.State.RUNNING if _is_live(record) else base.State.LOST
     return replace(record, report=replace(record.report, state=state, reason=UNLED))
 
 
@@ -329,7 +321,7 @@ def visible_devices(
 
 
 def device_shares(
-    order: LaunchOrder, visible: Sequence[str]
+    order: base.LaunchOrder, visible: Sequence[str]
 ) -> dict[int, dict[str, str]]:
     """Return the variables that give each island its devices.
 
@@ -354,7 +346,9 @@ def device_shares(
     }
 
 
-def thread_limits(order: LaunchOrder, environment: Mapping[str, str]) -> dict[str, str]:
+def thread_limits(
+    order: base.LaunchOrder, environment: Mapping[str, str]
+) -> dict[str, str]:
     """Return a limit of threads per process, unless the user has set one.
 
     By default every library uses all cores: four islands on two would be slower than
@@ -371,7 +365,7 @@ def cores_here() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def require_room(order: LaunchOrder) -> None:
+def require_room(order: base.LaunchOrder) -> None:
     """Check that the machine has the cores and the memory of all islands.
 
     Raises:
@@ -402,7 +396,7 @@ class _Supervised:
     def end_requests(self, now_s: float) -> Mapping[int, EndRequest]:
         """Return the islands of a request; all of them after SIGTERM."""
         if self.signals:
-            return dict.fromkeys(self.indexes, EndRequest(GRACE_S))
+            return dict.fromkeys(self.indexes, EndRequest(base.GRACE_S))
         request = None
         with suppress(DiskError):
             request = self.files.read_request()
@@ -411,7 +405,7 @@ class _Supervised:
         indexes, grace_s = request
         return dict.fromkeys(indexes, EndRequest(grace_s))
 
-    def deliver(self, reports: Sequence[Report], now_s: float) -> bool:
+    def deliver(self, reports: Sequence[base.Report], now_s: float) -> bool:
         records = [_record(report) for report in reports]
         if records != self.written:
             with suppress(DiskError):  # the next iteration writes it again
@@ -420,7 +414,7 @@ class _Supervised:
         return records == self.written
 
 
-def _record(report: Report) -> IslandRecord:
+def _record(report: base.Report) -> IslandRecord:
     pid = int(report.host.split()[1]) if report.host else None
     return IslandRecord(report, pid, None if pid is None else process_identity(pid))
 

@@ -37,9 +37,8 @@ CLOCKS_DIFFER_S = 600.0
 
 
 def open_launcher(options: Mapping[str, str]) -> base.Launcher:
-    """Return the launcher of the user who is logged in at Modal."""
+    """Return the launcher of the user who is logged in at Modal, if one is."""
     read = base.read_options(ModalOptions, options, engine=ENGINE)
-    require_login()
     return ModalLauncher(read, options)
 
 
@@ -269,19 +268,6 @@ _WRONG = (
 )
 
 
-def require_login() -> None:
-    """Check that a user is logged in.
-
-    Raises:
-        UsageError: no user is.
-    """
-    if not any(config.get(setting) for setting in _LOGINS):
-        raise UsageError(
-            "No user is logged in at Modal. Run `modal setup`, or set MODAL_TOKEN_ID "
-            "and MODAL_TOKEN_SECRET."
-        )
-
-
 def create_sandbox(call: Mapping[str, Any], values: Mapping[str, Secret]) -> str:
     """Start a sandbox, and return its id."""
     with sdk_errors(f"start {call['name']}"):
@@ -317,7 +303,16 @@ def modal_secrets(
 
 
 def find_sandbox(sandbox_id: str | None, *, app: str, name: str) -> Any:
-    """Return a sandbox by its id, or else by its name; None if there is none."""
+    """Return a sandbox by its id, or else by its name; None if there is none.
+
+    Raises:
+        UsageError: no user is logged in.
+    """
+    if not any(config.get(setting) for setting in _LOGINS):
+        raise UsageError(
+            "No user is logged in at Modal. Run `modal setup`, or set MODAL_TOKEN_ID "
+            "and MODAL_TOKEN_SECRET."
+        )
     with sdk_errors(f"find {name}", absent_is_fine=True):
         if sandbox_id is not None:
             return modal.Sandbox.from_id(sandbox_id)

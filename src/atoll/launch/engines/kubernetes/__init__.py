@@ -26,19 +26,7 @@ from typing import Any
 import yaml
 
 from atoll.errors import UsageError
-from atoll.launch import leader
-from atoll.launch.base import (
-    GRACE_S,
-    Handle,
-    Keep,
-    Launcher,
-    LaunchOrder,
-    LaunchPlan,
-    Report,
-    State,
-    Traits,
-    read_options,
-)
+from atoll.launch import base, leader
 from atoll.launch.engines.kubernetes.cluster import (
     CANCELLED,
     Cluster,
@@ -51,7 +39,6 @@ from atoll.launch.engines.kubernetes.cluster import (
     is_suspended,
     number_of,
     of_index,
-    open_cluster,
     report,
     set_report,
     unfinished,
@@ -75,10 +62,10 @@ from atoll.launch.engines.kubernetes.manifest import (
 from atoll.launch.leader import EXIT_CANCELLED, EXIT_GIVEN_UP
 
 
-def open_launcher(options: Mapping[str, str]) -> Launcher:
+def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of a cluster that this user has credentials for."""
-    read = read_options(KubernetesOptions, options, engine=ENGINE)
-    cluster = open_cluster(read)
+    read = base.read_options(KubernetesOptions, options, engine=ENGINE)
+    cluster = Cluster(read)
     if read.jobset:
         return SliceLauncher(read, options, cluster)
     if read.hosts != 1:
@@ -98,22 +85,23 @@ class KubernetesLauncher:
         self._logs: dict[tuple[str, int], PodLog] = {}
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> base.Traits:
         serving = serving_of(self._read, self._options)
-        return Traits(serving=serving)
+        return base.Traits(serving=serving)
 
-    def plan(self, order: LaunchOrder) -> LaunchPlan:
+    def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
         data = manifest(order, self._read)
-        data["metadata"]["namespace"] = self._cluster.namespace
+        namespace = self._cluster.planned_namespace
+        data["metadata"]["namespace"] = namespace
         if not order.is_coordinator:
-            return LaunchPlan(data, yaml.safe_dump(data, sort_keys=False))
+            return base.LaunchPlan(data, yaml.safe_dump(data, sort_keys=False))
         forms = [data, service(order, self._read)]
-        forms[1]["metadata"]["namespace"] = self._cluster.namespace
+        forms[1]["metadata"]["namespace"] = namespace
         # The islands follow, as one more document.
         text = yaml.safe_dump_all(forms, sort_keys=False) + "---\n"
-        return LaunchPlan(forms, text, url(order, self._read, self._cluster.namespace))
+        return base.LaunchPlan(forms, text, url(order, self._read, namespace))
 
-    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
+    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
         plan = self.plan(order)
         form, *services = plan.data if order.is_coordinator else [plan.data]
         handle = order.handle(
@@ -139,22 +127,22 @@ class KubernetesLauncher:
         self._cluster.create_secret(secret(order, owner))
         return handle
 
-    def poll(self, handle: Handle) -> tuple[Report, ...]:
+    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
         job = self._cluster.read(handle.id)
         pods = self._cluster.pods(handle.id) if job is not None else []
         return tuple(report(handle, index, job, pods) for index in handle.indexes)
 
-    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
         pods = self._incarnations(handle, index, self._cluster.pods(handle.id))
         log = self._logs.setdefault((handle.id, index), PodLog())
         return log.read([[pod] for pod in pods], self._cluster.lines)[after:]
 
     def cancel(
         self,
-        handle: Handle,
+        handle: base.Handle,
         *,
         indexes: Collection[int] | None = None,
-        grace_s: float = GRACE_S,
+        grace_s: float = base.GRACE_S,
     ) -> None:
         job = self._cluster.read(handle.id)
         if job is None or is_over(job):
@@ -177,7 +165,7 @@ class KubernetesLauncher:
         if indexes is not None:
             # A pod that the cluster kills is replaced; one that leaves, or that its
             # leader ends, is not.
-            grace_s = max(grace_s, GRACE_S + SPARE_S)
+            grace_s = max(grace_s, base.GRACE_S + SPARE_S)
         cancelled_pods = (
             pod_form
             for index in unfinished_indexes
@@ -188,7 +176,9 @@ class KubernetesLauncher:
                 name = pod_form["metadata"]["name"]
                 self._cluster.delete_pod(name, grace_s=math.ceil(grace_s))
 
-    def _end(self, handle: Handle, indexes: Sequence[int], *, is_all: bool) -> None:
+    def _end(
+        self, handle: base.Handle, indexes: Sequence[int], *, is_all: bool
+    ) -> None:
         """Record which islands are cancelled, before the first pod gets SIGTERM."""
         cancelled_indexes = ",".join(str(index) for index in indexes)
         change: dict[str, Any] = {
@@ -203,7 +193,7 @@ class KubernetesLauncher:
         self._cluster.patch(handle.id, change)
 
     def _incarnations(
-        self, handle: Handle, index: int, pods: Sequence[Form]
+        self, handle: base.Handle, index: int, pods: Sequence[Form]
     ) -> list[Form]:
         return of_index(pods, index - handle.first)
 
@@ -232,16 +222,16 @@ class SliceLauncher:
         self._logs: dict[tuple[str, int], PodLog] = {}
 
     @property
-    def traits(self) -> Traits:
-        return Traits(serving=serving_of(self._read, self._options))
+    def traits(self) -> base.Traits:
+        return base.Traits(serving=serving_of(self._read, self._options))
 
-    def plan(self, order: LaunchOrder) -> LaunchPlan:
+    def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
         forms = [slice_manifest(order, index, self._read) for index in order.indexes]
         for form in forms:
-            form["metadata"]["namespace"] = self._cluster.namespace
-        return LaunchPlan(forms, yaml.safe_dump_all(forms, sort_keys=False))
+            form["metadata"]["namespace"] = self._cluster.planned_namespace
+        return base.LaunchPlan(forms, yaml.safe_dump_all(forms, sort_keys=False))
 
-    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
+    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
         forms = self.plan(order).data
         for form in forms:
             name = form["metadata"]["name"]
@@ -261,14 +251,14 @@ class SliceLauncher:
             self._cluster.create_secret(secret(order, self._cluster.create(form)))
         return handle
 
-    def poll(self, handle: Handle) -> tuple[Report, ...]:
+    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
         pods = self._cluster.pods(handle.id)
         return tuple(
             set_report(handle, index, self._jobset(handle, index), _own(pods, index))
             for index in handle.indexes
         )
 
-    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
         incarnations = _incarnations(_own(self._cluster.pods(handle.id), index))
         new = PodLog(has_names=self._read.hosts > 1)
         log = self._logs.setdefault((handle.id, index), new)
@@ -276,10 +266,10 @@ class SliceLauncher:
 
     def cancel(
         self,
-        handle: Handle,
+        handle: base.Handle,
         *,
         indexes: Collection[int] | None = None,
-        grace_s: float = GRACE_S,
+        grace_s: float = base.GRACE_S,
     ) -> None:
         pods = self._cluster.pods(handle.id)
         wanted = handle.indexes if indexes is None else indexes
@@ -288,10 +278,14 @@ class SliceLauncher:
                 self._end(handle, island, _own(pods, island.index), grace_s)
 
     def _end(
-        self, handle: Handle, report: Report, pods: Sequence[Form], grace_s: float
+        self,
+        handle: base.Handle,
+        report: base.Report,
+        pods: Sequence[Form],
+        grace_s: float,
     ) -> None:
         name = f"{handle.id}-{report.index}"
-        if report.state is not State.RUNNING:
+        if report.state is not base.State.RUNNING:
             # It has not joined the run, and has no leader to end it.
             self._cluster.delete(name, kind=KIND)
             return
@@ -301,17 +295,17 @@ class SliceLauncher:
         except Missing:
             return
         # A pod that the cluster kills would be restarted.
-        grace_s = max(grace_s, GRACE_S + SPARE_S)
+        grace_s = max(grace_s, base.GRACE_S + SPARE_S)
         for pod_form in pods:
             pod_name = pod_form["metadata"]["name"]
             self._cluster.delete_pod(pod_name, grace_s=math.ceil(grace_s))
 
-    def _jobset(self, handle: Handle, index: int) -> dict[str, Any] | None:
+    def _jobset(self, handle: base.Handle, index: int) -> dict[str, Any] | None:
         return self._cluster.read(f"{handle.id}-{index}", kind=KIND)
 
 
 def slice_manifest(
-    order: LaunchOrder, index: int, options: KubernetesOptions
+    order: base.LaunchOrder, index: int, options: KubernetesOptions
 ) -> dict[str, Any]:
     """Return the JobSet of one island."""
     name = f"{order.id}-{index}"
@@ -349,7 +343,7 @@ def slice_manifest(
 
 
 def _slice(
-    order: LaunchOrder, index: int, options: KubernetesOptions
+    order: base.LaunchOrder, index: int, options: KubernetesOptions
 ) -> dict[str, Any]:
     """Return the template of the Job that has an island's pods."""
     evicted = {"type": "DisruptionTarget", "status": "True"}
@@ -376,7 +370,9 @@ def _slice(
     }
 
 
-def _pod(order: LaunchOrder, index: int, options: KubernetesOptions) -> dict[str, Any]:
+def _pod(
+    order: base.LaunchOrder, index: int, options: KubernetesOptions
+) -> dict[str, Any]:
     argv = leader.leader_argv(
         order.spec,
         index,

@@ -16,10 +16,11 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import urllib3
 import yaml
@@ -52,181 +53,179 @@ class Missing(Exception):
 
 
 class Cluster:
-    """One namespace of a cluster, as this user may use it."""
+    """One namespace of a cluster, as this user may use it.
 
-    def __init__(
-        self, api: client.ApiClient, namespace: str, context: str | None
-    ) -> None:
-        self.namespace, self._context = namespace, context
+    Credentials are read at the first call: a plan needs none.
+    """
+
+    def __init__(self, options: KubernetesOptions) -> None:
+        self._options = options
+
+    @cached_property
+    def _access(self) -> tuple[client.ApiClient, str, str | None]:
+        """Return a client of the cluster, and the namespace and context it is for.
+
+        Raises:
+            UsageError: there are no credentials, or the context is unknown.
+        """
+        file, context = self._options.kubeconfig, self._options.context
+        try:
+            api = _loading.new_client_from_config(config_file=file, context=context)
+            context, namespace = _chosen(file, context)
+        except (config.ConfigException, OSError, yaml.YAMLError) as exc:
+            if file is not None or context is not None:
+                raise UsageError(
+                    f"The kubeconfig does not lead to a cluster: {exc}. Give another "
+                    "kubeconfig=FILE or context=NAME."
+                ) from exc
+            api, namespace = _own_cluster(exc)
+        return api, self._options.namespace or namespace, context
+
+    @property
+    def _custom(self) -> Any:
         # In any version of the client, these take and return plain JSON.
-        self._custom: Any = client.CustomObjectsApi(api)
-        self._core: Any = client.CoreV1Api(api)
+        return client.CustomObjectsApi(self._access[0])
+
+    @property
+    def _core(self) -> Any:
+        return client.CoreV1Api(self._access[0])
+
+    @property
+    def namespace(self) -> str:
+        return self._access[1]
+
+    @property
+    def planned_namespace(self) -> str:
+        """The namespace; that of an option, or the default one, without credentials."""
+        try:
+            return self.namespace
+        except UsageError:
+            if self._options.kubeconfig or self._options.context:
+                raise
+            return self._options.namespace or "default"
 
     @property
     def named(self) -> dict[str, str]:
         """The options that select this cluster, independent of the current context."""
-        named = {"namespace": self.namespace, "context": self._context}
+        named = {"namespace": self.namespace, "context": self._access[2]}
         return {key: value for key, value in named.items() if value is not None}
 
     def create(self, form: Mapping[str, Any]) -> dict[str, Any]:
         """Submit an object, and return it as stored by the cluster."""
+        kind, name = form["kind"], form["metadata"]["name"]
+        create = self._custom.create_namespaced_custom_object
         try:
-            return self._create(form)
+            return dict(self._object(create, kind, name, form))
         except Missing as exc:
             raise UsageError(
-                f"The cluster knows no {form['kind']} in {self.namespace}. Install "
-                "its controller, or launch without it."
+                f"The cluster knows no {kind} in {self.namespace}. Install its "
+                "controller, or launch without it."
             ) from exc
 
-    def _create(self, form: Mapping[str, Any]) -> dict[str, Any]:
-        with _answers(self.namespace, f"{form['kind']} {form['metadata']['name']}"):
-            group, version, plural = KINDS[form["kind"]]
-            stored: dict[str, Any] = self._custom.create_namespaced_custom_object(
-                group,
-                version,
-                self.namespace,
-                plural,
-                form,
-                _request_timeout=ANSWER_S,
-            )
-            return stored
-
     def read(self, name: str, *, kind: str = "Job") -> dict[str, Any] | None:
+        get = self._custom.get_namespaced_custom_object
         try:
-            with _answers(self.namespace, f"{kind} {name}"):
-                stored: dict[str, Any] = self._custom.get_namespaced_custom_object(
-                    *KINDS[kind][:2],
-                    self.namespace,
-                    KINDS[kind][2],
-                    name,
-                    _request_timeout=ANSWER_S,
-                )
-                return stored
+            return dict(self._object(get, kind, name, name))
         except Missing:
             return None
 
     def patch(self, name: str, change: Mapping[str, Any], *, kind: str = "Job") -> None:
-        group, version, plural = KINDS[kind]
-        with _answers(self.namespace, f"{kind} {name}"):
-            self._custom.patch_namespaced_custom_object(
-                group,
-                version,
-                self.namespace,
-                plural,
-                name,
-                change,
-                _request_timeout=ANSWER_S,
-            )
+        patch = self._custom.patch_namespaced_custom_object
+        self._object(patch, kind, name, name, change)
 
     def delete(self, name: str, *, kind: str) -> None:
-        group, version, plural = KINDS[kind]
-        try:
-            with _answers(self.namespace, f"{kind} {name}"):
-                self._custom.delete_namespaced_custom_object(
-                    group,
-                    version,
-                    self.namespace,
-                    plural,
-                    name,
-                    propagation_policy="Background",
-                    _request_timeout=ANSWER_S,
-                )
-        except Missing:
-            return
+        delete = self._custom.delete_namespaced_custom_object
+        with suppress(Missing):
+            self._object(delete, kind, name, name, propagation_policy="Background")
 
     def create_secret(self, form: Mapping[str, Any]) -> None:
-        with _answers(self.namespace, f"the Secret {form['metadata']['name']}"):
-            self._core.create_namespaced_secret(
-                self.namespace, form, _request_timeout=ANSWER_S
-            )
+        subject = f"the Secret {form['metadata']['name']}"
+        self._call(subject, self._core.create_namespaced_secret, self.namespace, form)
 
     def create_service(self, form: Mapping[str, Any], owner: Mapping[str, Any]) -> None:
         """Create a Service that goes with its owner."""
         owned = {**form["metadata"], "ownerReferences": [dict(owner)]}
-        with _answers(self.namespace, f"the Service {owned['name']}"):
-            self._core.create_namespaced_service(
-                self.namespace,
-                {**form, "metadata": owned},
-                _request_timeout=ANSWER_S,
-            )
+        create = self._core.create_namespaced_service
+        subject, form = f"the Service {owned['name']}", {**form, "metadata": owned}
+        self._call(subject, create, self.namespace, form)
 
     def patch_secret(self, name: str, texts: Mapping[str, str]) -> None:
-        with _answers(self.namespace, f"the Secret {name}"):
-            self._core.patch_namespaced_secret(
-                name,
-                self.namespace,
-                {"stringData": dict(texts)},
-                _request_timeout=ANSWER_S,
-            )
+        patch, change = self._core.patch_namespaced_secret, {"stringData": dict(texts)}
+        self._call(f"the Secret {name}", patch, name, self.namespace, change)
 
     def pods(self, launch: str) -> list[dict[str, Any]]:
         """Return the pods of a launch, oldest first."""
-        with _answers(self.namespace, f"the pods of {launch}"):
-            answer = self._core.list_namespaced_pod(
-                self.namespace,
-                label_selector=f"{LAUNCH}={launch}",
-                _preload_content=False,
-                _request_timeout=ANSWER_S,
-            )
-            pods = json.loads(answer.data)["items"]
-        return sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"])
+        answer = self._bytes(
+            f"the pods of {launch}",
+            self._core.list_namespaced_pod,
+            self.namespace,
+            label_selector=f"{LAUNCH}={launch}",
+        )
+        pods: list[dict[str, Any]] = json.loads(answer)["items"]
+        return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
     def delete_pod(self, name: str, *, grace_s: int) -> None:
-        try:
-            with _answers(self.namespace, f"the pod {name}"):
-                self._core.delete_namespaced_pod(
-                    name,
-                    self.namespace,
-                    grace_period_seconds=grace_s,
-                    _preload_content=False,
-                    _request_timeout=ANSWER_S,
-                )
-        except Missing:
-            return
+        with suppress(Missing):
+            self._bytes(
+                f"the pod {name}",
+                self._core.delete_namespaced_pod,
+                name,
+                self.namespace,
+                grace_period_seconds=grace_s,
+            )
 
     def lines(self, pod: Mapping[str, Any]) -> list[str]:
         """Return the log lines of a pod, without an incomplete last one.
 
-        Each begins with the cluster's time.
+        Each begins with the cluster's time. There are none before it runs.
         """
-        *complete, rest = self._log(pod["metadata"]["name"]).split("\n")
+        name = pod["metadata"]["name"]
+        try:
+            log = self._bytes(
+                f"the log of {name}",
+                self._core.read_namespaced_pod_log,
+                name,
+                self.namespace,
+                container=CONTAINER,
+                timestamps=True,
+            )
+        except (Missing, UsageError):
+            log = b""
+        *complete, rest = log.decode(errors="replace").split("\n")
         return complete if is_live(pod) or not rest else [*complete, rest]
 
-    def _log(self, pod: str) -> str:
-        """Return the log of a pod, which is empty before it runs."""
+    def _object(
+        self, method: Any, kind: str, name: str, *arguments: Any, **options: Any
+    ) -> Any:
+        """Call a method of custom objects, for one of `KINDS`."""
+        group, version, plural = KINDS[kind]
+        of_kind = (group, version, self.namespace, plural)
+        return self._call(f"{kind} {name}", method, *of_kind, *arguments, **options)
+
+    def _bytes(
+        self, subject: str, method: Any, *arguments: Any, **options: Any
+    ) -> bytes:
+        """Call a method, and return its response as the cluster has sent it."""
+
+        def read(**options: Any) -> bytes:
+            return bytes(method(*arguments, **options, _preload_content=False).data)
+
+        content: bytes = self._call(subject, read, **options)
+        return content
+
+    def _call(self, subject: str, method: Any, *arguments: Any, **options: Any) -> Any:
+        """Call a method, and translate the error responses of the cluster.
+
+        Raises:
+            Missing: there is no such object.
+            UsageError, Refused, Unreachable: as described in `base`.
+        """
         try:
-            with _answers(self.namespace, f"the log of {pod}"):
-                answer = self._core.read_namespaced_pod_log(
-                    pod,
-                    self.namespace,
-                    container=CONTAINER,
-                    timestamps=True,
-                    _preload_content=False,
-                    _request_timeout=ANSWER_S,
-                )
-                return bytes(answer.data).decode(errors="replace")
-        except (Missing, UsageError):
-            return ""
-
-
-def open_cluster(options: KubernetesOptions) -> Cluster:
-    """Return the cluster of a kubeconfig, or the one that this process is in.
-
-    Raises:
-        UsageError: there is neither, or the context is unknown.
-    """
-    file, context = options.kubeconfig, options.context
-    try:
-        api = _loading.new_client_from_config(config_file=file, context=context)
-        context, namespace = _chosen(file, context)
-    except (config.ConfigException, OSError, yaml.YAMLError) as exc:
-        if file is not None or context is not None:
-            raise UsageError(
-                f"The kubeconfig does not lead to a cluster: {exc}. Give another "
-                "kubeconfig=FILE or context=NAME."
-            ) from exc
-        api, namespace = _own_cluster(exc)
-    return Cluster(api, options.namespace or namespace, context)
+            return method(*arguments, **options, _request_timeout=ANSWER_S)
+        except client.ApiException as exc:
+            _raise(exc, self.namespace, subject)
+        except urllib3.exceptions.HTTPError as exc:
+            raise Unreachable(f"The cluster does not answer: {exc}.") from exc
 
 
 def _chosen(file: str | None, context: str | None) -> tuple[str, str]:
@@ -248,23 +247,7 @@ def _own_cluster(error: Exception) -> tuple[client.ApiClient, str]:
         ) from error
 
 
-@contextmanager
-def _answers(namespace: str, subject: str) -> Iterator[None]:
-    """Translate the error responses of a cluster.
-
-    Raises:
-        Missing: there is no such object.
-        UsageError, Refused, Unreachable: as described in `base`.
-    """
-    try:
-        yield
-    except client.ApiException as exc:
-        _raise(exc, namespace, subject)
-    except urllib3.exceptions.HTTPError as exc:
-        raise Unreachable(f"The cluster does not answer: {exc}.") from exc
-
-
-def _raise(exc: client.ApiException, namespace: str, subject: str) -> None:
+def _raise(exc: client.ApiException, namespace: str, subject: str) -> NoReturn:
     status, message = exc.status or 0, _error_message(exc)
     if status == 404 and "namespaces" not in message:
         raise Missing(subject) from exc

@@ -23,21 +23,7 @@ import ray
 from ray.exceptions import RayError
 
 from atoll.errors import Unreachable, UsageError
-from atoll.launch.base import (
-    ADDRESS_PLACEHOLDER,
-    GRACE_S,
-    CoordinatorPlacement,
-    Handle,
-    Keep,
-    Launcher,
-    LaunchOrder,
-    LaunchPlan,
-    Report,
-    State,
-    Traits,
-    as_json,
-    read_options,
-)
+from atoll.launch import base
 from atoll.launch.bootstrap import bootstrap_argv
 from atoll.launch.engines.ray.actors import (
     SILENT_S,
@@ -46,7 +32,12 @@ from atoll.launch.engines.ray.actors import (
     leader_class,
     ledger_class,
 )
-from atoll.launch.spec import in_engine, is_python
+from atoll.launch.spec import (
+    IslandSpec,
+    is_python,
+    refuse_fields,
+    refuse_stored_secrets,
+)
 
 ENGINE = "ray"
 NAMESPACE = "atoll"
@@ -64,9 +55,9 @@ class RayOptions:
     """The Python of the nodes. Default: that of Ray's actors."""
 
 
-def open_launcher(options: Mapping[str, str]) -> Launcher:
+def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of a cluster, without connecting to it."""
-    return RayLauncher(read_options(RayOptions, options, engine=ENGINE), options)
+    return RayLauncher(base.read_options(RayOptions, options, engine=ENGINE), options)
 
 
 class RayLauncher:
@@ -76,17 +67,17 @@ class RayLauncher:
         self._read, self._options = read, dict(options)
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> base.Traits:
         # A driver and the nodes of its cluster reach each other.
-        serving = CoordinatorPlacement(
-            is_in_sight=True, host=ADDRESS_PLACEHOLDER, options=dict(self._options)
+        serving = base.CoordinatorPlacement(
+            is_in_sight=True, host=base.ADDRESS_PLACEHOLDER, options=dict(self._options)
         )
-        return Traits(serving=serving)
+        return base.Traits(serving=serving)
 
-    def plan(self, order: LaunchOrder) -> LaunchPlan:
-        _require_possible(order)
+    def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
+        _require_possible(order.spec)
         resources = _resources(order)
-        return as_json(
+        return base.as_json(
             [
                 {
                     "actor": actor_name(order.id, index),
@@ -99,8 +90,8 @@ class RayLauncher:
             ]
         )
 
-    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
-        _require_possible(order)
+    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
+        _require_possible(order.spec)
         with self._cluster():
             _require_new(order.id)
             handle = order.handle(
@@ -119,7 +110,7 @@ class RayLauncher:
             ray.get(ledger.is_over.remote(), timeout=ANSWERS_S)
         return handle
 
-    def poll(self, handle: Handle) -> tuple[Report, ...]:
+    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
         with self._cluster():
             ledger = _actor(handle.id)
             forms = [] if ledger is None else _answer(ledger.reports.remote())
@@ -128,7 +119,7 @@ class RayLauncher:
             reports.get(index) or _lost(handle, index) for index in handle.indexes
         )
 
-    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
         with self._cluster():
             ledger = _actor(handle.id)
             if ledger is None:
@@ -138,10 +129,10 @@ class RayLauncher:
 
     def cancel(
         self,
-        handle: Handle,
+        handle: base.Handle,
         *,
         indexes: Collection[int] | None = None,
-        grace_s: float = GRACE_S,
+        grace_s: float = base.GRACE_S,
     ) -> None:
         cancelled = sorted(handle.indexes if indexes is None else indexes)
         with self._cluster():
@@ -160,7 +151,7 @@ class RayLauncher:
                 _answer(ledger.ended.remote(index))
 
     def _lead(
-        self, order: LaunchOrder, index: int, *, has_secrets: bool = False
+        self, order: base.LaunchOrder, index: int, *, has_secrets: bool = False
     ) -> LeaderTask:
         spec = order.spec
         environment = dict(spec.environment)
@@ -235,29 +226,29 @@ def _require_new(launch: str) -> None:
         )
 
 
-def _report(launch: str, form: dict[str, Any]) -> Report:
+def _report(launch: str, form: dict[str, Any]) -> base.Report:
     """Return an island's report, which its actor may not have lived to correct."""
     silent_s, has_begun = form["silent_s"], form["has_begun"]
-    report = Report.from_dict(form)
+    report = base.Report.from_dict(form)
     if report.state.is_over:
         return report
     if _actor(actor_name(launch, report.index)) is None:
-        return replace(report, state=State.LOST, reason="its actor has ended")
+        return replace(report, state=base.State.LOST, reason="its actor has ended")
     if has_begun and silent_s > SILENT_S:
         return replace(
-            report, state=State.RESTARTING, reason="its node does not answer"
+            report, state=base.State.RESTARTING, reason="its node does not answer"
         )
     return report
 
 
-def _lost(handle: Handle, index: int) -> Report:
+def _lost(handle: base.Handle, index: int) -> base.Report:
     reason = "the cluster does not know it"
-    return Report(
-        index=index, name=handle.island(index), state=State.LOST, reason=reason
+    return base.Report(
+        index=index, name=handle.island(index), state=base.State.LOST, reason=reason
     )
 
 
-def _resources(order: LaunchOrder) -> dict[str, Any]:
+def _resources(order: base.LaunchOrder) -> dict[str, Any]:
     """Return the resources of an actor."""
     needs, spec = order.spec.resources, order.spec
     options: dict[str, Any] = {
@@ -275,21 +266,14 @@ def _resources(order: LaunchOrder) -> dict[str, Any]:
     return options
 
 
-def _require_possible(order: LaunchOrder) -> None:
-    spec = order.spec
-    if spec.image is not None:
-        raise UsageError(
-            f"image={spec.image!r} cannot be started by Ray's nodes. Use a cluster "
-            "whose nodes run it, or give requirements."
-        )
-    if spec.resources.time_limit_s is not None:
-        raise UsageError(
-            f"time_limit_s={spec.resources.time_limit_s:g} is for engines that have "
-            "limits, and Ray has none. Leave it out."
-        )
-    if stored := in_engine(spec.secrets):
-        name = next(iter(stored))
-        raise UsageError(
-            f"The secret {name} is to come from the engine, and Ray keeps none. Give "
-            f"{name}=env:NAME or {name}=file:PATH."
-        )
+_REFUSALS = {
+    "image": "{} cannot be started by Ray's nodes. Use a cluster whose nodes run it, "
+    "or give requirements.",
+    "time_limit_s": "{} is for engines that have limits, and Ray has none. Leave it "
+    "out.",
+}
+
+
+def _require_possible(spec: IslandSpec) -> None:
+    refuse_fields(spec, _REFUSALS)
+    refuse_stored_secrets(spec, "Ray")

@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import boto3
@@ -32,43 +33,32 @@ from botocore.exceptions import (
 )
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import (
-    GRACE_S,
-    Handle,
-    Keep,
-    Launcher,
-    LaunchOrder,
-    LaunchPlan,
-    Report,
-    State,
-    Traits,
-    read_options,
-)
+from atoll.launch import base
 from atoll.launch.engines.sagemaker.entrypoint import MAX_ARGUMENT, MODULE, folded
 from atoll.launch.leader import EXIT_CANCELLED, leader_argv
-from atoll.launch.spec import IslandSpec, Resources, in_engine
+from atoll.launch.spec import IslandSpec, Resources, in_engine, refuse_fields
 
 LOGS = "/aws/sagemaker/TrainingJobs"
 _STATES = {
-    "Completed": State.FINISHED,
-    "Failed": State.FAILED,
-    "Stopped": State.CANCELLED,
-    "Deleting": State.CANCELLED,
-    "Stopping": State.RUNNING,
+    "Completed": base.State.FINISHED,
+    "Failed": base.State.FAILED,
+    "Stopped": base.State.CANCELLED,
+    "Deleting": base.State.CANCELLED,
+    "Stopping": base.State.RUNNING,
 }
 _IN_PROGRESS = {
-    "Training": State.RUNNING,
-    "Uploading": State.RUNNING,
-    "Updating": State.RUNNING,
-    "Interrupted": State.RESTARTING,
-    "Restarting": State.RESTARTING,
+    "Training": base.State.RUNNING,
+    "Uploading": base.State.RUNNING,
+    "Updating": base.State.RUNNING,
+    "Interrupted": base.State.RESTARTING,
+    "Restarting": base.State.RESTARTING,
 }
 _EXIT_CODE = re.compile(r"exit code:? *(\d+)", re.IGNORECASE)
 
 
-def open_launcher(options: Mapping[str, str]) -> Launcher:
+def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of the AWS account that is configured here."""
-    read = read_options(SageMakerOptions, options, engine=ENGINE)
+    read = base.read_options(SageMakerOptions, options, engine=ENGINE)
     return SageMakerLauncher(Aws(read), read, options)
 
 
@@ -81,14 +71,14 @@ class SageMakerLauncher:
         self._aws, self._read, self._options = aws, read, dict(options)
 
     @property
-    def traits(self) -> Traits:
-        return Traits()
+    def traits(self) -> base.Traits:
+        return base.Traits()
 
-    def plan(self, order: LaunchOrder) -> LaunchPlan:
+    def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
         data = job_requests(order, self._read, region=self._aws.region)
-        return LaunchPlan(data, json.dumps(data, indent=2))
+        return base.LaunchPlan(data, json.dumps(data, indent=2))
 
-    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
+    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
         requests = job_requests(order, self._read, region=self._aws.region)
         reference = {"region": self._aws.region, "has_secrets": bool(order.values)}
         handle = order.handle(
@@ -107,7 +97,7 @@ class SageMakerLauncher:
                 self._aws.jobs.create_training_job(**request)
         return handle
 
-    def poll(self, handle: Handle) -> tuple[Report, ...]:
+    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
         jobs = self._jobs(handle)
         reports = tuple(
             self._report(handle, index, jobs.get(job_name(handle.id, index)))
@@ -118,7 +108,7 @@ class SageMakerLauncher:
             self._forget_secrets(handle)
         return reports
 
-    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
         prefix = f"{job_name(handle.id, index)}/"
         lines: list[str] = []
         with sdk_errors(f"read the log of {handle.island(index)}", is_fine=ABSENT):
@@ -134,10 +124,10 @@ class SageMakerLauncher:
 
     def cancel(
         self,
-        handle: Handle,
+        handle: base.Handle,
         *,
         indexes: Collection[int] | None = None,
-        grace_s: float = GRACE_S,
+        grace_s: float = base.GRACE_S,
     ) -> None:
         jobs = self._jobs(handle)
         for index in handle.indexes if indexes is None else sorted(indexes):
@@ -150,7 +140,7 @@ class SageMakerLauncher:
         if indexes is None:
             self._forget_secrets(handle)
 
-    def _keep_secrets(self, order: LaunchOrder) -> None:
+    def _keep_secrets(self, order: base.LaunchOrder) -> None:
         values = {name: value.reveal() for name, value in order.values.items()}
         with sdk_errors("keep the launch's secrets in Secrets Manager"):
             self._aws.secrets.create_secret(
@@ -159,14 +149,14 @@ class SageMakerLauncher:
                 Tags=[{"Key": "atoll-launch", "Value": order.id}],
             )
 
-    def _forget_secrets(self, handle: Handle) -> None:
+    def _forget_secrets(self, handle: base.Handle) -> None:
         if handle.reference["has_secrets"]:
             with sdk_errors("delete the launch's secrets", is_fine=ABSENT):
                 self._aws.secrets.delete_secret(
                     SecretId=secrets_name(handle.id), ForceDeleteWithoutRecovery=True
                 )
 
-    def _jobs(self, handle: Handle) -> dict[str, Mapping[str, Any]]:
+    def _jobs(self, handle: base.Handle) -> dict[str, Mapping[str, Any]]:
         """Return the jobs of a launch, by their names."""
         jobs: dict[str, Mapping[str, Any]] = {**self._listed(handle)}
         for index in handle.indexes:
@@ -176,7 +166,7 @@ class SageMakerLauncher:
                 jobs[name] = job
         return jobs
 
-    def _listed(self, handle: Handle) -> dict[str, dict[str, Any]]:
+    def _listed(self, handle: base.Handle) -> dict[str, dict[str, Any]]:
         """Return the jobs of a launch that SageMaker lists."""
         wanted = {job_name(handle.id, index) for index in handle.indexes}
         with sdk_errors("list training jobs"):
@@ -200,23 +190,23 @@ class SageMakerLauncher:
             token = {"nextToken": page["nextForwardToken"]}
 
     def _report(
-        self, handle: Handle, index: int, job: Mapping[str, Any] | None
-    ) -> Report:
+        self, handle: base.Handle, index: int, job: Mapping[str, Any] | None
+    ) -> base.Report:
         name = handle.island(index)
         if job is None:
-            return Report(index=index, name=name, state=State.LOST)
+            return base.Report(index=index, name=name, state=base.State.LOST)
         state, reason = _state(job)
-        code = 0 if state is State.FINISHED else None
-        if state is State.FAILED:
+        code = 0 if state is base.State.FINISHED else None
+        if state is base.State.FAILED:
             # A list has no reasons.
             described = self._described(str(job["TrainingJobName"])) or job
             reason = str(described.get("FailureReason") or "Failed")
             if (match := _EXIT_CODE.search(reason)) is not None:
                 code = int(match[1])
             if code == EXIT_CANCELLED:
-                state = State.CANCELLED
+                state = base.State.CANCELLED
         host = str(job["TrainingJobName"])
-        return Report(
+        return base.Report(
             index=index,
             name=name,
             state=state,
@@ -232,14 +222,14 @@ class SageMakerLauncher:
         return None
 
 
-def _state(job: Mapping[str, Any]) -> tuple[State, str]:
+def _state(job: Mapping[str, Any]) -> tuple[base.State, str]:
     status, second = job["TrainingJobStatus"], job.get("SecondaryStatus", "")
     if status == "InProgress":
-        return _IN_PROGRESS.get(second, State.PENDING), ""
+        return _IN_PROGRESS.get(second, base.State.PENDING), ""
     if status in _STATES:
         return _STATES[status], second if second.startswith("Max") else ""
     # It is more likely pending than over, and the user can read the reason.
-    return State.PENDING, f"its status is {status!r}, which is unknown here"
+    return base.State.PENDING, f"its status is {status!r}, which is unknown here"
 
 
 ENGINE = "sagemaker"
@@ -308,7 +298,7 @@ def secrets_name(launch: str) -> str:
 
 
 def job_requests(
-    order: LaunchOrder, options: SageMakerOptions, *, region: str
+    order: base.LaunchOrder, options: SageMakerOptions, *, region: str
 ) -> list[dict[str, Any]]:
     """Return the request of every island. No value of a secret is in it.
 
@@ -380,7 +370,7 @@ def instance_type(resources: Resources, options: SageMakerOptions) -> str:
 
 
 def _arguments(
-    order: LaunchOrder,
+    order: base.LaunchOrder,
     index: int,
     options: SageMakerOptions,
     *,
@@ -410,12 +400,7 @@ def _require_possible(spec: IslandSpec) -> None:
             f"{spec.requirements} cannot take its place. Give --image with "
             "atoll[sagemaker] in it: ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG."
         )
-    for name in ("cpus", "memory_bytes"):
-        if (value := getattr(spec.resources, name)) is not None:
-            raise UsageError(
-                f"{name}={value:g} cannot be requested of sagemaker, which has "
-                "instances. Choose one: --option instance_type=NAME."
-            )
+    refuse_fields(spec, dict.fromkeys(("cpus", "memory_bytes"), _HAS_INSTANCES))
     for variable, text in spec.environment.items():
         if len(text) > MAX_VALUE:
             raise UsageError(
@@ -423,6 +408,11 @@ def _require_possible(spec: IslandSpec) -> None:
                 f"takes {MAX_VALUE}. Put it into a file of the image or of the code."
             )
 
+
+_HAS_INSTANCES = (
+    "{} cannot be requested of sagemaker, which has instances. Choose one: --option "
+    "instance_type=NAME."
+)
 
 ABSENT = ("ResourceNotFound", "ResourceNotFoundException", "ValidationException")
 """Codes for a missing object, or one in the wrong state. SageMaker sends the last for
@@ -453,32 +443,47 @@ _NO_LOGIN = (
 
 
 class Aws:
-    """The three services that a launch needs, for one user in one region."""
+    """The services that a launch needs, for one user in one region.
+
+    Credentials are read with the first client of a service: a plan needs none.
+    """
 
     def __init__(self, options: SageMakerOptions) -> None:
+        self._endpoint = options.endpoint_url
+        try:
+            self._session = boto3.Session(
+                profile_name=options.profile, region_name=options.region
+            )
+        except ProfileNotFound as exc:
+            raise UsageError(f"{exc}. Run `aws configure`.") from exc
+        if self._session.region_name is None:
+            raise UsageError("No region of AWS is set. Give --option region=NAME.")
+        self.region: str = self._session.region_name
+
+    @cached_property
+    def jobs(self) -> Any:
+        return self._client("sagemaker")
+
+    @cached_property
+    def secrets(self) -> Any:
+        return self._client("secretsmanager")
+
+    @cached_property
+    def logs(self) -> Any:
+        return self._client("logs")
+
+    def _client(self, service: str) -> Any:
         with sdk_errors("read your credentials"):
-            try:
-                session = boto3.Session(
-                    profile_name=options.profile, region_name=options.region
-                )
-                credentials = session.get_credentials()
-            except ProfileNotFound as exc:
-                raise UsageError(f"{exc}. Run `aws configure`.") from exc
+            credentials = self._session.get_credentials()
         if credentials is None:
             raise UsageError(
                 "There are no credentials for AWS here. Run `aws configure`, or set "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or --option profile=NAME."
             )
-        if session.region_name is None:
-            raise UsageError("No region of AWS is set. Give --option region=NAME.")
-        self.region: str = session.region_name
-        settings = {
-            "endpoint_url": options.endpoint_url,
-            "config": Config(retries={"mode": "standard", "total_max_attempts": 3}),
-        }
-        self.jobs: Any = session.client("sagemaker", **settings)
-        self.secrets: Any = session.client("secretsmanager", **settings)
-        self.logs: Any = session.client("logs", **settings)
+        retries = Config(retries={"mode": "standard", "total_max_attempts": 3})
+        return self._session.client(
+            service, endpoint_url=self._endpoint, config=retries
+        )
 
 
 @contextmanager

@@ -46,21 +46,16 @@ from atoll.errors import (
     UsageError,
 )
 from atoll.island.environment import credentials_from_environment
-from atoll.launch.base import (
-    GRACE_S,
-    Handle,
-    Keep,
-    Launcher,
-    LaunchOrder,
-    LaunchPlan,
-    Report,
-    State,
-    Traits,
-    read_options,
-)
+from atoll.launch import base
 from atoll.launch.bootstrap import bootstrap_argv
 from atoll.launch.credentials import PASS, PASS_FILE
-from atoll.launch.spec import MAX_ISLANDS, IslandSpec, Resources, in_engine
+from atoll.launch.spec import (
+    MAX_ISLANDS,
+    IslandSpec,
+    Resources,
+    refuse_fields,
+    refuse_stored_secrets,
+)
 from atoll.launch.supervise import IslandRecord, LaunchFiles
 from atoll.security import Secret
 from atoll.security.private_files import (
@@ -70,15 +65,9 @@ from atoll.security.private_files import (
 )
 
 
-def open_launcher(options: Mapping[str, str]) -> Launcher:
+def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of the cluster that this machine belongs to."""
-    parsed = read_options(SlurmOptions, options, engine=ENGINE)
-    for program in PROGRAMS:
-        if shutil.which(program) is None:
-            raise UsageError(
-                f"Slurm's {program} is not on this machine. Launch from one that "
-                "submits jobs, such as the cluster's login node."
-            )
+    parsed = base.read_options(SlurmOptions, options, engine=ENGINE)
     default = credentials_from_environment().credentials.parent / ENGINE
     directory = (
         default if parsed.directory is None else Path(parsed.directory).absolute()
@@ -95,16 +84,17 @@ class SlurmLauncher:
         self._directory, self._read, self._options = directory, read, dict(options)
 
     @property
-    def traits(self) -> Traits:
-        return Traits(is_elsewhere=False)
+    def traits(self) -> base.Traits:
+        return base.Traits(is_elsewhere=False)
 
-    def plan(self, order: LaunchOrder) -> LaunchPlan:
+    def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
         script = batch_script(order, self._read, self._launch_directory(order.id))
-        return LaunchPlan({"script": script}, script)
+        return base.LaunchPlan({"script": script}, script)
 
-    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
+    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
         directory = self._launch_directory(order.id)
         script = batch_script(order, self._read, directory)
+        _require_programs()
         LaunchFiles(directory).make()
         handle = order.handle(
             ENGINE,
@@ -122,7 +112,7 @@ class SlurmLauncher:
         keep(handle)
         return handle
 
-    def poll(self, handle: Handle) -> tuple[Report, ...]:
+    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
         accounts = accounts_of(handle)
         reports = tuple(
             _report(handle, index, accounts.get(index - handle.first))
@@ -132,15 +122,15 @@ class SlurmLauncher:
             drop_secrets(_launch_directory(handle))
         return reports
 
-    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
         return _files(handle, index).lines(after)
 
     def cancel(
         self,
-        handle: Handle,
+        handle: base.Handle,
         *,
         indexes: Collection[int] | None = None,
-        grace_s: float = GRACE_S,
+        grace_s: float = base.GRACE_S,
     ) -> None:
         accounts = accounts_of(handle)
         cancelled = sorted(handle.indexes if indexes is None else indexes)
@@ -162,16 +152,16 @@ class SlurmLauncher:
         return self._directory / launch
 
 
-def _launch_directory(handle: Handle) -> Path:
+def _launch_directory(handle: base.Handle) -> Path:
     return Path(str(handle.reference["directory"]))
 
 
-def _files(handle: Handle, index: int) -> IslandFiles:
+def _files(handle: base.Handle, index: int) -> IslandFiles:
     return IslandFiles(_launch_directory(handle), index)
 
 
 def _is_done(
-    handle: Handle, reports: Sequence[Report], accounts: Collection[Account]
+    handle: base.Handle, reports: Sequence[base.Report], accounts: Collection[Account]
 ) -> bool:
     """Return whether no task of a launch can start again.
 
@@ -183,7 +173,7 @@ def _is_done(
     return is_submitted and is_over and all(account.is_final for account in accounts)
 
 
-def _report(handle: Handle, index: int, account: Account | None) -> Report:
+def _report(handle: base.Handle, index: int, account: Account | None) -> base.Report:
     """Return the report of an island, from its leader's state and Slurm's account.
 
     The leader knows how an incarnation ended; Slurm knows whether another will start.
@@ -193,18 +183,21 @@ def _report(handle: Handle, index: int, account: Account | None) -> Report:
         incarnation=None if account is None else account.num_requeues
     )
     requeues = 0 if account is None else account.num_requeues
-    if account is not None and account.state in (State.PENDING, State.RESTARTING):
+    if account is not None and account.state in (
+        base.State.PENDING,
+        base.State.RESTARTING,
+    ):
         pending = account.report(handle, index)
         # A pending island that is cancelled is over as soon as Slurm has processed it.
         return replace(pending, restarts=requeues)
     if report is None:
         report = (account or Account.unknown()).report(handle, index)
-        if report.state is State.LOST and task.is_cancelled():
-            report = replace(report, state=State.CANCELLED, reason="")
+        if report.state is base.State.LOST and task.is_cancelled():
+            report = replace(report, state=base.State.CANCELLED, reason="")
     elif not report.state.is_over:
         report = _unfinished_report(report, account, handle)
-    elif report.state is State.CANCELLED and _may_come_back(task, account):
-        report = replace(report, state=State.RUNNING)
+    elif report.state is base.State.CANCELLED and _may_come_back(task, account):
+        report = replace(report, state=base.State.RUNNING)
     host = account.node if account is not None else report.host
     return replace(report, restarts=report.restarts + requeues, host=host)
 
@@ -216,8 +209,8 @@ def _may_come_back(task: IslandFiles, account: Account | None) -> bool:
 
 
 def _unfinished_report(
-    report: Report, account: Account | None, handle: Handle
-) -> Report:
+    report: base.Report, account: Account | None, handle: base.Handle
+) -> base.Report:
     """Return the report of an island whose leader's last state is not final."""
     if account is not None and not account.state.is_over:
         return report
@@ -231,7 +224,7 @@ __all__: Sequence[str] = ["SlurmLauncher", "open_launcher"]
 ENGINE = "slurm"
 LEADER = "atoll.launch.engines.slurm.leader"
 INDEX = "SLURM_ARRAY_TASK_ID"
-BEFORE_LIMIT_S = 2 * GRACE_S
+BEFORE_LIMIT_S = 2 * base.GRACE_S
 """How long before its time limit an island receives SIGTERM: Slurm may be late."""
 
 
@@ -254,7 +247,9 @@ class SlurmOptions:
     """How many islands Slurm may run at the same time."""
 
 
-def batch_script(order: LaunchOrder, options: SlurmOptions, directory: Path) -> str:
+def batch_script(
+    order: base.LaunchOrder, options: SlurmOptions, directory: Path
+) -> str:
     """Return the script of an array job.
 
     Raises:
@@ -281,7 +276,7 @@ def batch_script(order: LaunchOrder, options: SlurmOptions, directory: Path) -> 
 
 
 def _directives(
-    order: LaunchOrder, options: SlurmOptions, directory: Path
+    order: base.LaunchOrder, options: SlurmOptions, directory: Path
 ) -> list[str]:
     limit = f"%{options.most_at_a_time}" if options.most_at_a_time else ""
     directives = [
@@ -320,20 +315,15 @@ def _resources(needs: Resources) -> list[str]:
     return directives
 
 
+_NOT_INSTALLED = (
+    "Slurm cannot install {} on its nodes. Install the requirements of islands there, "
+    "and name that Python with --option python=PATH."
+)
+
+
 def _require_possible(spec: IslandSpec) -> None:
-    for name in ("image", "requirements"):
-        if getattr(spec, name):
-            raise UsageError(
-                f"Slurm cannot install {name}={getattr(spec, name)!r} on its nodes. "
-                "Install the requirements of islands there, and name that Python with "
-                "--option python=PATH."
-            )
-    if stored := in_engine(spec.secrets):
-        name = next(iter(stored))
-        raise UsageError(
-            f"The secret {name} is to come from the engine, and Slurm keeps none. Give "
-            f"{name}=env:NAME or {name}=file:PATH."
-        )
+    refuse_fields(spec, dict.fromkeys(("image", "requirements"), _NOT_INSTALLED))
+    refuse_stored_secrets(spec, "Slurm")
     limit_s = spec.resources.time_limit_s
     if limit_s is not None and limit_s <= BEFORE_LIMIT_S:
         raise UsageError(
@@ -394,11 +384,11 @@ class IslandFiles:
         """Return the log of the island, without the first `after` lines."""
         return self._files.lines(self.index, after, 0)[0]
 
-    def write_state(self, report: Report, *, incarnation: int) -> None:
+    def write_state(self, report: base.Report, *, incarnation: int) -> None:
         """Store the leader's state, with the incarnation of its task."""
         self._files.write_state([IslandRecord(report, None, str(incarnation))])
 
-    def read_state(self, *, incarnation: int | None) -> Report | None:
+    def read_state(self, *, incarnation: int | None) -> base.Report | None:
         """Return the leader's last state, if it is of this incarnation of the task.
 
         None for any incarnation, if the task no longer exists.
@@ -428,22 +418,22 @@ class IslandFiles:
 
 
 STATES = {
-    "PENDING": State.PENDING,
-    "CONFIGURING": State.PENDING,
-    "REQUEUED": State.PENDING,
-    "REQUEUE_FED": State.PENDING,
-    "REQUEUE_HOLD": State.PENDING,
-    "RESV_DEL_HOLD": State.PENDING,
-    "SPECIAL_EXIT": State.PENDING,
-    "RUNNING": State.RUNNING,
-    "COMPLETING": State.RUNNING,
-    "SUSPENDED": State.RUNNING,
-    "STOPPED": State.RUNNING,
-    "SIGNALING": State.RUNNING,
-    "STAGE_OUT": State.RUNNING,
-    "RESIZING": State.RUNNING,
-    "COMPLETED": State.FINISHED,
-    "CANCELLED": State.CANCELLED,
+    "PENDING": base.State.PENDING,
+    "CONFIGURING": base.State.PENDING,
+    "REQUEUED": base.State.PENDING,
+    "REQUEUE_FED": base.State.PENDING,
+    "REQUEUE_HOLD": base.State.PENDING,
+    "RESV_DEL_HOLD": base.State.PENDING,
+    "SPECIAL_EXIT": base.State.PENDING,
+    "RUNNING": base.State.RUNNING,
+    "COMPLETING": base.State.RUNNING,
+    "SUSPENDED": base.State.RUNNING,
+    "STOPPED": base.State.RUNNING,
+    "SIGNALING": base.State.RUNNING,
+    "STAGE_OUT": base.State.RUNNING,
+    "RESIZING": base.State.RUNNING,
+    "COMPLETED": base.State.FINISHED,
+    "CANCELLED": base.State.CANCELLED,
 }
 """All other states mean that the job failed: BOOT_FAIL, DEADLINE, FAILED, NODE_FAIL,
 OUT_OF_MEMORY, PREEMPTED, REVOKED, TIMEOUT."""
@@ -453,7 +443,7 @@ OUT_OF_MEMORY, PREEMPTED, REVOKED, TIMEOUT."""
 class Account:
     """One task, as the controller reports it."""
 
-    state: State
+    state: base.State
     task_id: str = ""
     """Its id for `scancel`."""
 
@@ -467,7 +457,7 @@ class Account:
     @classmethod
     def unknown(cls) -> Account:
         """Return the account of a task that Slurm does not know."""
-        return cls(state=State.LOST, reason="Slurm does not know it")
+        return cls(state=base.State.LOST, reason="Slurm does not know it")
 
     def needs_scancel(self, *, was_requested: bool) -> bool:
         """Return whether `scancel` has to end it: its leader cannot, or did not so far.
@@ -475,12 +465,12 @@ class Account:
         A leader sends SIGTERM to the island once, and waits for the requested grace;
         Slurm would signal every process of the task, and kill after its own `KillWait`.
         """
-        is_waiting = self.state in (State.PENDING, State.RESTARTING)
+        is_waiting = self.state in (base.State.PENDING, base.State.RESTARTING)
         return is_waiting or (was_requested and not self.state.is_over)
 
-    def report(self, handle: Handle, index: int) -> Report:
+    def report(self, handle: base.Handle, index: int) -> base.Report:
         """Return the report of the task's island."""
-        return Report(
+        return base.Report(
             index=index,
             name=handle.island(index),
             state=self.state,
@@ -490,7 +480,7 @@ class Account:
         )
 
 
-def accounts_of(handle: Handle) -> dict[int, Account]:
+def accounts_of(handle: base.Handle) -> dict[int, Account]:
     """Return the accounts of a launch, by the numbers of its tasks."""
     job = handle.reference.get("job")
     if not isinstance(job, int):
@@ -519,10 +509,10 @@ def numbers(text: str) -> Iterator[int]:
 
 def _account(fields: dict[str, str], job: int, number: int) -> Account:
     job_state, *flags = fields.get("JobState", "").split(",")
-    state = STATES.get(job_state, State.FAILED)
+    state = STATES.get(job_state, base.State.FAILED)
     requeues = int(fields.get("Restarts", "0"))
-    if state is State.PENDING and requeues:
-        state = State.RESTARTING
+    if state is base.State.PENDING and requeues:
+        state = base.State.RESTARTING
     reason = fields.get("Reason", "None")
     node = fields.get("NodeList", "")
     return Account(
@@ -544,9 +534,9 @@ def _exit_code(text: str) -> int | None:
     return -int(signal_number) if int(signal_number) else int(code)
 
 
-def _reason(state: State, job_state: str, reason: str, node: str) -> str:
+def _reason(state: base.State, job_state: str, reason: str, node: str) -> str:
     detail = "" if reason in ("None", "") else reason
-    if state is State.FAILED:
+    if state is base.State.FAILED:
         # A leader that dies with its node writes no reason: only Slurm has one.
         location = f" on {node}" if job_state == "NODE_FAIL" else ""
         return f"{job_state}{location}" + (f" ({detail})" if detail else "")
@@ -593,12 +583,22 @@ def scancel(task_ids: Sequence[str]) -> None:
         run_program(["scancel", *task_ids[first : first + AT_ONCE]], absent="")
 
 
+def _require_programs() -> None:
+    for program in PROGRAMS:
+        if shutil.which(program) is None:
+            raise UsageError(
+                f"Slurm's {program} is not on this machine. Launch from one that "
+                "submits jobs, such as the cluster's login node."
+            )
+
+
 def run_program(argv: Sequence[str], *, absent: str | None = None) -> str:
     """Return the output of a program, or `absent` if it knows no such job.
 
     Raises:
         UsageError, Refused, Unreachable: it failed; the message has its output.
     """
+    _require_programs()
     # If this process is an island itself, its own variables are not for new islands.
     hidden = {PASS, PASS_FILE, "ATOLL_RUN", "ATOLL_ISLAND", "ATOLL_ISLAND_INDEX"}
     environment = {key: value for key, value in os.environ.items() if key not in hidden}

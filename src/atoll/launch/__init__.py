@@ -12,7 +12,8 @@ is more than one. Its author writes:
     credentials are checked by the first method that needs them, and a plan needs none:
     `--dry-run` works on any machine. A missing one is a `UsageError` with a remedy.
 
-2.  A final class with the six methods of `base.Launcher`.
+2.  A final class with the six methods of `base.Launcher`; or `job_launcher.Jobs`, if
+    every island is a separate job, for a `JobLauncher` that `open_launcher` returns.
     `plan` returns the full submission of a `LaunchOrder` as data, and `launch` submits
     exactly that: one function makes both. Refuse by name each field of a spec that the
     engine cannot fulfil, with `spec.refuse_fields` and `spec.refuse_stored_secrets`.

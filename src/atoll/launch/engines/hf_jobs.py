@@ -1,6 +1,6 @@
 """Islands as jobs of Hugging Face, one job each.
 
-Start reading at `HfJobsLauncher`, then `job_calls`: the arguments of `HfApi.run_job`.
+Start reading at `HubJobs`, then `job_calls`: the arguments of `HfApi.run_job`.
 
 Jobs are found by labels, so a launch without a response can be ended too. In each job a
 leader restarts the command by the restart policy; the Hub itself restarts a job only
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch import base
+from atoll.launch.job_launcher import FoundJob, JobLauncher, JobsToEnd
 from atoll.launch.leader import EXIT_CANCELLED, leader_argv, with_requirements
 from atoll.launch.spec import (
     IslandSpec,
@@ -44,16 +44,26 @@ _EXIT_CODE = re.compile(r"exit code:? *(\d+)", re.IGNORECASE)
 def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of the user who is logged in at the Hub, if one is."""
     read = base.read_options(HfJobsOptions, options, engine=ENGINE)
-    return HfJobsLauncher(HfApi(endpoint=read.endpoint), read, options)
+    # A restarted job has no directory, and would found the run again.
+    alike = {key: value for key, value in options.items() if key != "attempts"}
+    serving = base.CoordinatorPlacement(
+        is_in_sight=False,
+        port=read.port,
+        options={**alike, "flavor": read.coordinator_flavor},
+    )
+    return JobLauncher(
+        HubJobs(HfApi(endpoint=read.endpoint), read),
+        engine=ENGINE,
+        options=options,
+        traits=base.Traits(serving=serving),
+    )
 
 
-class HfJobsLauncher:
-    """Starts jobs and polls them; their state is at the Hub and in handles."""
+class HubJobs:
+    """The jobs of one user at the Hub."""
 
-    def __init__(
-        self, hub: HfApi, read: HfJobsOptions, options: Mapping[str, str]
-    ) -> None:
-        self._api, self._read, self._options = hub, read, dict(options)
+    def __init__(self, hub: HfApi, read: HfJobsOptions) -> None:
+        self._api, self._read = hub, read
 
     @property
     def _hub(self) -> HfApi:
@@ -64,19 +74,6 @@ class HfJobsLauncher:
             )
         return self._api
 
-    @property
-    def traits(self) -> base.Traits:
-        # A restarted job has no directory, and would found the run again.
-        options = {
-            key: value for key, value in self._options.items() if key != "attempts"
-        }
-        serving = base.CoordinatorPlacement(
-            is_in_sight=False,
-            port=self._read.port,
-            options={**options, "flavor": self._read.coordinator_flavor},
-        )
-        return base.Traits(serving=serving)
-
     def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
         calls = job_calls(order, self._read)
         secrets = sorted(order.values)
@@ -84,65 +81,41 @@ class HfJobsLauncher:
         run_url = url(order, self._read) if order.is_coordinator else None
         return base.LaunchPlan(data, json.dumps(data, indent=2) + "\n", run_url)
 
-    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
-        calls, run_url = job_calls(order, self._read), self.plan(order).url
-        namespace = self._namespace()
-        reference = {"namespace": namespace, "jobs": {}}
-        handle = order.handle(
-            ENGINE,
-            reference,
-            options=self._options,
-            begun_at_s=time.time(),
-            run=run_url,
-        )
-        if self._jobs(handle):
-            raise UsageError(
-                f"{order.id!r} was launched at Hugging Face already. Launch under "
-                "another name."
-            )
-        keep(handle)
-        secrets = {name: value.reveal() for name, value in order.values.items()}
+    def begin(self, order: base.LaunchOrder) -> dict[str, Any]:
+        return {"namespace": self._namespace(), "jobs": {}}
+
+    def submit(
+        self, order: base.LaunchOrder, plan: base.LaunchPlan, handle: base.Handle
+    ) -> Iterator[base.Handle]:
+        values = {name: value.reveal() for name, value in order.values.items()}
+        common = {"namespace": handle.reference["namespace"], "secrets": values or None}
         jobs: dict[str, str] = {}
-        for index, call in zip(order.indexes, calls, strict=True):
-            arguments = {**call, "namespace": namespace, "secrets": secrets or None}
+        for index, call in zip(order.indexes, plan.data, strict=True):
+            arguments = {**call["run_job"], **common}
             jobs[str(index)] = self._start(order.spec.island(index), arguments)
             # After each job: a list need not have the newest jobs yet.
-            handle = replace(handle, reference={**reference, "jobs": dict(jobs)})
-            keep(handle)
-        return handle
+            yield replace(handle, reference={**handle.reference, "jobs": dict(jobs)})
 
-    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
-        jobs = self._jobs(handle)
-        return tuple(
-            _report(handle, index, jobs.get(index)) for index in handle.indexes
-        )
+    def find(
+        self, handle: base.Handle, indexes: Collection[int]
+    ) -> dict[int, FoundJob]:
+        jobs = self._jobs(handle).items()
+        return {
+            index: FoundJob(_report(handle, index, job), job) for index, job in jobs
+        }
 
-    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
-        job = self._jobs(handle).get(index)
-        if job is None:
-            return []
+    def lines(self, handle: base.Handle, index: int, job: Any) -> list[str]:
         with _sdk_errors(
             f"read the log of {handle.island(index)}", absent_is_fine=True
         ):
             chunks = self._hub.fetch_job_logs(
                 job_id=job.id, namespace=handle.reference["namespace"]
             )
-            return [line for chunk in chunks for line in chunk.splitlines()][after:]
+            return [line for chunk in chunks for line in chunk.splitlines()]
         return []
 
-    def cancel(
-        self,
-        handle: base.Handle,
-        *,
-        indexes: Collection[int] | None = None,
-        grace_s: float = base.GRACE_S,
-    ) -> None:
-        jobs = self._jobs(handle)
-        cancelled = handle.indexes if indexes is None else sorted(indexes)
-        for index in cancelled:
-            job = jobs.get(index)
-            if job is None or _report(handle, index, job).state.is_over:
-                continue
+    def end(self, handle: base.Handle, request: JobsToEnd) -> None:
+        for index, job in request.jobs.items():
             with _sdk_errors(f"cancel {handle.island(index)}", absent_is_fine=True):
                 self._hub.cancel_job(
                     job_id=job.id, namespace=handle.reference["namespace"]
@@ -189,10 +162,7 @@ def _is_of(handle: base.Handle, job: JobInfo) -> bool:
     return _index(job) in handle.indexes and job_id in (None, job.id)
 
 
-def _report(handle: base.Handle, index: int, job: JobInfo | None) -> base.Report:
-    name = handle.island(index)
-    if job is None:
-        return base.Report(index=index, name=name, state=base.State.LOST)
+def _report(handle: base.Handle, index: int, job: JobInfo) -> base.Report:
     stage, reason = str(getattr(job.status.stage, "value", job.status.stage)), ""
     state = _STATES.get(stage)
     message = job.status.message or ""
@@ -211,7 +181,7 @@ def _report(handle: base.Handle, index: int, job: JobInfo | None) -> base.Report
         code = None
     return base.Report(
         index=index,
-        name=name,
+        name=handle.island(index),
         state=state,
         exit_code=0 if state is base.State.FINISHED else int(code[1]) if code else None,
         reason=reason,

@@ -1,6 +1,6 @@
 """Islands as sandboxes of Modal, one each.
 
-Start reading at `ModalLauncher`, then `sandbox_calls`: the arguments of
+Start reading at `Sandboxes`, then `sandbox_calls`: the arguments of
 `modal.Sandbox.create`, as data. The calls of the SDK come last, and turn its errors
 into ours.
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from modal.config import config
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch import base
+from atoll.launch.job_launcher import FoundJob, JobLauncher, JobsToEnd
 from atoll.launch.leader import EXIT_CANCELLED, leader_argv
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 from atoll.security import Secret
@@ -39,80 +39,60 @@ CLOCKS_DIFFER_S = 600.0
 def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of the user who is logged in at Modal, if one is."""
     read = base.read_options(ModalOptions, options, engine=ENGINE)
-    return ModalLauncher(read, options)
+    return JobLauncher(Sandboxes(read), engine=ENGINE, options=options)
 
 
-class ModalLauncher:
-    """Creates sandboxes; their state is at Modal and in handles."""
+class Sandboxes:
+    """The sandboxes of one user."""
 
-    def __init__(self, read: ModalOptions, options: Mapping[str, str]) -> None:
-        self._read, self._options = read, dict(options)
-
-    @property
-    def traits(self) -> base.Traits:
-        return base.Traits()
+    def __init__(self, read: ModalOptions) -> None:
+        self._read = read
 
     def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
         data = sandbox_calls(order, self._read)
         return base.LaunchPlan(data, json.dumps(data, indent=2))
 
-    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
-        calls = sandbox_calls(order, self._read)
-        reference: dict[str, Any] = {"app": self._read.app, "sandboxes": {}}
-        handle = order.handle(
-            ENGINE, reference, options=self._options, begun_at_s=time.time()
-        )
-        if _find(handle, order.first) is not None:
-            raise UsageError(
-                f"{order.id!r} was launched on Modal already. Launch under "
-                "another name."
-            )
-        keep(handle)
+    def begin(self, order: base.LaunchOrder) -> dict[str, Any]:
+        return {"app": self._read.app, "sandboxes": {}}
+
+    def submit(
+        self, order: base.LaunchOrder, plan: base.LaunchPlan, handle: base.Handle
+    ) -> Iterator[base.Handle]:
         ids: dict[str, str] = {}
-        for index, call in zip(order.indexes, calls, strict=True):
+        for index, call in zip(order.indexes, plan.data, strict=True):
             ids[str(index)] = create_sandbox(call, order.values)
-            handle = replace(handle, reference={**reference, "sandboxes": dict(ids)})
-            keep(handle)
-        return handle
+            reference = {**handle.reference, "sandboxes": dict(ids)}
+            yield replace(handle, reference=reference)
 
-    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
-        return tuple(_report(handle, index) for index in handle.indexes)
+    def find(
+        self, handle: base.Handle, indexes: Collection[int]
+    ) -> dict[int, FoundJob]:
+        jobs = {}
+        for index in indexes:
+            sandbox = find_sandbox(
+                handle.reference["sandboxes"].get(str(index)),
+                app=handle.reference["app"],
+                name=sandbox_name(handle.id, index),
+            )
+            if sandbox is not None:
+                jobs[index] = FoundJob(_report(handle, index, sandbox), sandbox)
+        return jobs
 
-    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
-        sandbox = _find(handle, index)
-        if sandbox is None:
-            return []
+    def lines(self, handle: base.Handle, index: int, job: Any) -> list[str]:
         since_s = max(0.0, handle.begun_at_s - CLOCKS_DIFFER_S)
-        return log_lines(sandbox, since_s=since_s)[after:]
+        return log_lines(job, since_s=since_s)
 
-    def cancel(
-        self,
-        handle: base.Handle,
-        *,
-        indexes: Collection[int] | None = None,
-        grace_s: float = base.GRACE_S,
-    ) -> None:
-        for index in handle.indexes if indexes is None else sorted(indexes):
-            sandbox = _find(handle, index)
-            if sandbox is not None and exit_code(sandbox) is None:
-                end_sandbox(sandbox)
+    def end(self, handle: base.Handle, request: JobsToEnd) -> None:
+        for sandbox in request.jobs.values():
+            end_sandbox(sandbox)
 
 
-def _find(handle: base.Handle, index: int) -> Any:
-    sandbox_id = handle.reference["sandboxes"].get(str(index))
-    name = sandbox_name(handle.id, index)
-    return find_sandbox(sandbox_id, app=handle.reference["app"], name=name)
-
-
-def _report(handle: base.Handle, index: int) -> base.Report:
-    name, sandbox = handle.island(index), _find(handle, index)
-    if sandbox is None:
-        return base.Report(index=index, name=name, state=base.State.LOST)
+def _report(handle: base.Handle, index: int, sandbox: Any) -> base.Report:
     code = exit_code(sandbox)
     state, reason = _state(sandbox, code)
     return base.Report(
         index=index,
-        name=name,
+        name=handle.island(index),
         state=state,
         exit_code=code,
         reason=reason,

@@ -1,6 +1,6 @@
 """Islands as managed jobs of SkyPilot, one each.
 
-Start reading at `SkyPilotLauncher`, then `tasks`: an island as a task in SkyPilot's
+Start reading at `ManagedJobs`, then `tasks`: an island as a task in SkyPilot's
 YAML. The calls of the SDK come last, and turn its errors into ours. Most calls return
 the id of a request, whose result `sky.get` waits for. The server continues it even if
 no process waits for it.
@@ -18,7 +18,6 @@ import io
 import math
 import re
 import shlex
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from sky import exceptions as faults
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch import base
+from atoll.launch.job_launcher import FoundJob, JobLauncher, JobsToEnd, live_jobs
 from atoll.launch.leader import EXIT_CANCELLED, leader_argv
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 from atoll.security import Secret
@@ -57,89 +57,65 @@ _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of this user at SkyPilot's server."""
-    return SkyPilotLauncher(
-        base.read_options(SkyPilotOptions, options, engine=ENGINE), options
-    )
+    read = base.read_options(SkyPilotOptions, options, engine=ENGINE)
+    return JobLauncher(ManagedJobs(read), engine=ENGINE, options=options)
 
 
-class SkyPilotLauncher:
-    """Starts managed jobs; their state is at SkyPilot's server and in handles."""
+class ManagedJobs:
+    """The managed jobs of one user at SkyPilot's server."""
 
-    def __init__(self, read: SkyPilotOptions, options: Mapping[str, str]) -> None:
-        self._read, self._options = read, dict(options)
-
-    @property
-    def traits(self) -> base.Traits:
-        return base.Traits()
+    def __init__(self, read: SkyPilotOptions) -> None:
+        self._read = read
 
     def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
         data = tasks(order, self._read)
         written = [yaml.safe_dump(task, sort_keys=False) for task in data]
         return base.LaunchPlan(data, "---\n".join(written))
 
-    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
-        launch_tasks = tasks(order, self._read)
-        handle = order.handle(ENGINE, {}, options=self._options, begun_at_s=time.time())
-        if _records(handle):
-            raise UsageError(
-                f"{order.id!r} was launched on SkyPilot already. Launch under "
-                "another name."
-            )
-        keep(handle)
-        for index, task in zip(order.indexes, launch_tasks, strict=True):
+    def begin(self, order: base.LaunchOrder) -> dict[str, Any]:
+        return {}
+
+    def submit(
+        self, order: base.LaunchOrder, plan: base.LaunchPlan, handle: base.Handle
+    ) -> Iterator[base.Handle]:
+        for index, task in zip(order.indexes, plan.data, strict=True):
             request = request_job(task, order.values)
             # A caller that is interrupted here withdraws it by the kept handle.
-            keep(replace(handle, reference={"requests": {str(index): request}}))
+            yield replace(handle, reference={"requests": {str(index): request}})
             await_start(task["name"], request)
-        keep(handle)
-        return handle
+        yield handle
 
-    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
-        records = _records(handle)
-        return tuple(
-            _report(handle, index, records.get(index)) for index in handle.indexes
-        )
+    def find(
+        self, handle: base.Handle, indexes: Collection[int]
+    ) -> dict[int, FoundJob]:
+        names = {job_name(handle.id, index): index for index in handle.indexes}
+        return {
+            names[name]: FoundJob(_report(handle, names[name], record), record)
+            for name, record in find_jobs(handle.id, names).items()
+        }
 
-    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
-        record = _records(handle).get(index)
-        if record is None:
-            return []
-        is_live = not STATES[_status(record)].is_over
-        return log_lines(int(record.job_id), is_live=is_live)[after:]
+    def lines(self, handle: base.Handle, index: int, job: Any) -> list[str]:
+        is_live = not STATES[_status(job)].is_over
+        return log_lines(int(job.job_id), is_live=is_live)
 
-    def cancel(
-        self,
-        handle: base.Handle,
-        *,
-        indexes: Collection[int] | None = None,
-        grace_s: float = base.GRACE_S,
-    ) -> None:
-        wanted = handle.indexes if indexes is None else indexes
-        requests = handle.reference.get("requests", {})
+    def end(self, handle: base.Handle, request: JobsToEnd) -> None:
+        jobs, requests = request.jobs, handle.reference.get("requests", {})
         withdrawn = [
-            request for index, request in requests.items() if int(index) in wanted
+            started
+            for index, started in requests.items()
+            if int(index) in request.indexes
         ]
         if withdrawn:
-            # First: jobs of completed requests are in the queue then.
+            # Jobs of completed requests are in the queue then.
             withdraw_requests(withdrawn)
+            jobs = live_jobs(self.find(handle, request.indexes), request.indexes)
         ids = [
             int(record.job_id)
-            for index, record in _records(handle).items()
-            if index in wanted and _is_to_be_told(record)
+            for record in jobs.values()
+            if _status(record) != CANCELLING
         ]
         if ids:
-            cancel_jobs(ids, grace_s=grace_s)
-
-
-def _records(handle: base.Handle) -> dict[int, Any]:
-    """Return SkyPilot's records of the islands, by index."""
-    names = {job_name(handle.id, index): index for index in handle.indexes}
-    jobs = find_jobs(handle.id, names)
-    return {names[name]: record for name, record in jobs.items()}
-
-
-def _is_to_be_told(record: Any) -> bool:
-    return _status(record) != CANCELLING and not STATES[_status(record)].is_over
+            cancel_jobs(ids, grace_s=request.grace_s)
 
 
 def _status(record: Any) -> str:
@@ -153,15 +129,12 @@ def _status(record: Any) -> str:
 
 
 def _report(handle: base.Handle, index: int, record: Any) -> base.Report:
-    name = handle.island(index)
-    if record is None:
-        return base.Report(index=index, name=name, state=base.State.LOST)
     status = _status(record)
     state, detail = STATES[status], record.failure_reason or ""
     code = _EXIT_CODE.search(detail) if state is base.State.FAILED else None
     return base.Report(
         index=index,
-        name=name,
+        name=handle.island(index),
         state=state,
         restarts=record.recovery_count or 0,
         exit_code=None if code is None else int(code[1]),

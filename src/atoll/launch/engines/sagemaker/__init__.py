@@ -1,6 +1,6 @@
 """Islands as training jobs of SageMaker, one job each.
 
-Start reading at `SageMakerLauncher`, then `job_requests`: the request of
+Start reading at `TrainingJobs`, then `job_requests`: the request of
 `CreateTrainingJob`, as data; `entrypoint` runs in the container.
 
 Jobs are named by their launch, so one without a response can be ended too. A job's
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from botocore.exceptions import (
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch import base
 from atoll.launch.engines.sagemaker.entrypoint import MAX_ARGUMENT, MODULE, folded
+from atoll.launch.job_launcher import FoundJob, JobLauncher, JobsToEnd
 from atoll.launch.leader import EXIT_CANCELLED, leader_argv
 from atoll.launch.spec import IslandSpec, Resources, in_engine, refuse_fields
 
@@ -59,85 +59,69 @@ _EXIT_CODE = re.compile(r"exit code:? *(\d+)", re.IGNORECASE)
 def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of the AWS account that is configured here."""
     read = base.read_options(SageMakerOptions, options, engine=ENGINE)
-    return SageMakerLauncher(Aws(read), read, options)
+    return JobLauncher(TrainingJobs(Aws(read), read), engine=ENGINE, options=options)
 
 
-class SageMakerLauncher:
-    """Creates training jobs; their state is at AWS and in handles."""
+class TrainingJobs:
+    """The training jobs of one user, and the secrets of their launches."""
 
-    def __init__(
-        self, aws: Aws, read: SageMakerOptions, options: Mapping[str, str]
-    ) -> None:
-        self._aws, self._read, self._options = aws, read, dict(options)
-
-    @property
-    def traits(self) -> base.Traits:
-        return base.Traits()
+    def __init__(self, aws: Aws, read: SageMakerOptions) -> None:
+        self._aws, self._read = aws, read
 
     def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
         data = job_requests(order, self._read, region=self._aws.region)
         return base.LaunchPlan(data, json.dumps(data, indent=2))
 
-    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
-        requests = job_requests(order, self._read, region=self._aws.region)
-        reference = {"region": self._aws.region, "has_secrets": bool(order.values)}
-        handle = order.handle(
-            ENGINE, reference, options=self._options, begun_at_s=time.time()
-        )
-        if self._listed(handle):
-            raise UsageError(
-                f"{order.id!r} was launched on SageMaker already. Launch under another "
-                "name."
-            )
-        keep(handle)
+    def begin(self, order: base.LaunchOrder) -> dict[str, Any]:
+        return {"region": self._aws.region, "has_secrets": bool(order.values)}
+
+    def submit(
+        self, order: base.LaunchOrder, plan: base.LaunchPlan, handle: base.Handle
+    ) -> Iterator[base.Handle]:
         if order.values:
             self._keep_secrets(order)
-        for request in requests:
+        for request in plan.data:
             with sdk_errors(f"create {request['TrainingJobName']}"):
                 self._aws.jobs.create_training_job(**request)
-        return handle
+        yield handle
 
-    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
-        jobs = self._jobs(handle)
-        reports = tuple(
-            self._report(handle, index, jobs.get(job_name(handle.id, index)))
-            for index in handle.indexes
-        )
+    def find(
+        self, handle: base.Handle, indexes: Collection[int]
+    ) -> dict[int, FoundJob]:
+        listed = self._listed(handle)
+        jobs = {}
+        for index in indexes:
+            name = job_name(handle.id, index)
+            # A list need not have the newest jobs yet.
+            job = listed.get(name) or self._described(name)
+            if job is not None:
+                jobs[index] = FoundJob(self._report(handle, index, job), name)
         # Without any job, one may be about to be created, and needs them.
-        if jobs and all(report.state.is_over for report in reports):
+        reports = [job.report for job in jobs.values()]
+        is_over = reports and all(report.state.is_over for report in reports)
+        if is_over and set(indexes) >= set(handle.indexes):
             self._forget_secrets(handle)
-        return reports
+        return jobs
 
-    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
-        prefix = f"{job_name(handle.id, index)}/"
+    def lines(self, handle: base.Handle, index: int, job: Any) -> list[str]:
         lines: list[str] = []
         with sdk_errors(f"read the log of {handle.island(index)}", is_fine=ABSENT):
             pages = self._aws.logs.get_paginator("describe_log_streams").paginate(
-                logGroupName=LOGS, logStreamNamePrefix=prefix
+                logGroupName=LOGS, logStreamNamePrefix=f"{job}/"
             )
             streams = [stream for page in pages for stream in page["logStreams"]]
             for stream in sorted(
                 streams, key=lambda stream: stream.get("creationTime", 0)
             ):
                 lines += self._events(stream["logStreamName"])
-        return lines[after:]
+        return lines
 
-    def cancel(
-        self,
-        handle: base.Handle,
-        *,
-        indexes: Collection[int] | None = None,
-        grace_s: float = base.GRACE_S,
-    ) -> None:
-        jobs = self._jobs(handle)
-        for index in handle.indexes if indexes is None else sorted(indexes):
-            name = job_name(handle.id, index)
-            if jobs.get(name, {}).get("TrainingJobStatus") != "InProgress":
-                continue
+    def end(self, handle: base.Handle, request: JobsToEnd) -> None:
+        for name in request.jobs.values():
             # AWS refuses to stop a job that ended a moment ago.
             with sdk_errors(f"stop {name}", is_fine=ABSENT):
                 self._aws.jobs.stop_training_job(TrainingJobName=name)
-        if indexes is None:
+        if set(request.indexes) >= set(handle.indexes):
             self._forget_secrets(handle)
 
     def _keep_secrets(self, order: base.LaunchOrder) -> None:
@@ -155,16 +139,6 @@ class SageMakerLauncher:
                 self._aws.secrets.delete_secret(
                     SecretId=secrets_name(handle.id), ForceDeleteWithoutRecovery=True
                 )
-
-    def _jobs(self, handle: base.Handle) -> dict[str, Mapping[str, Any]]:
-        """Return the jobs of a launch, by their names."""
-        jobs: dict[str, Mapping[str, Any]] = {**self._listed(handle)}
-        for index in handle.indexes:
-            name = job_name(handle.id, index)
-            # A list need not have the newest jobs yet.
-            if name not in jobs and (job := self._described(name)) is not None:
-                jobs[name] = job
-        return jobs
 
     def _listed(self, handle: base.Handle) -> dict[str, dict[str, Any]]:
         """Return the jobs of a launch that SageMaker lists."""
@@ -190,11 +164,8 @@ class SageMakerLauncher:
             token = {"nextToken": page["nextForwardToken"]}
 
     def _report(
-        self, handle: base.Handle, index: int, job: Mapping[str, Any] | None
+        self, handle: base.Handle, index: int, job: Mapping[str, Any]
     ) -> base.Report:
-        name = handle.island(index)
-        if job is None:
-            return base.Report(index=index, name=name, state=base.State.LOST)
         state, reason = _state(job)
         code = 0 if state is base.State.FINISHED else None
         if state is base.State.FAILED:
@@ -208,7 +179,7 @@ class SageMakerLauncher:
         host = str(job["TrainingJobName"])
         return base.Report(
             index=index,
-            name=name,
+            name=handle.island(index),
             state=state,
             exit_code=code,
             reason=reason,

@@ -197,7 +197,7 @@ def _runs(name: str, content: bytes) -> bool:
     if not is_inert:
         return True
     if not name.lower().endswith("config.json"):
-        return bool(_values_of(_json_of(name, content), "auto_map"))
+        return bool(_auto_maps(_json_of(name, content)))
     return _loads_code(_json_of(name, content))
 
 
@@ -207,22 +207,11 @@ def _loads_code(config: Any) -> bool:
     Values are checked at any depth: those of an implementation's key must be in
     `PLAIN_IMPLEMENTATIONS`, and no other text may be the name of a repository.
     """
-    if _values_of(config, "auto_map"):
-        return True
-    stack = [("", config)]
-    while stack:
-        key, value = stack.pop()
-        if isinstance(value, dict):
-            inherits = bool(_IMPLEMENTATION.search(key))
-            stack += [
-                (key if inherits else inner_key, inner)
-                for inner_key, inner in value.items()
-            ]
-        elif isinstance(value, list):
-            stack += [(key, item) for item in value]
-        elif key not in _ORIGINS and not _is_plain(key, value):
-            return True
-    return False
+    return bool(_auto_maps(config)) or any(
+        key not in _ORIGINS and not _is_plain(key, value)
+        for key, value in _nodes(config)
+        if not isinstance(value, dict | list)
+    )
 
 
 def _is_plain(key: str, value: Any) -> bool:
@@ -235,9 +224,9 @@ def _is_plain(key: str, value: Any) -> bool:
 
 
 def _require_own_code(name: str, content: bytes) -> None:
-    for auto_map in _values_of(_json_of(name, content), "auto_map"):
-        for reference in _texts(auto_map):
-            if "--" in reference:
+    for auto_map in _auto_maps(_json_of(name, content)):
+        for _, reference in _nodes(auto_map):
+            if isinstance(reference, str) and "--" in reference:
                 raise UsageError(
                     f"{name} has {reference!r} in its auto_map: code of another "
                     "repository, which no digest covers. Copy it into the bundle, and "
@@ -254,27 +243,29 @@ def _json_of(name: str, content: bytes) -> Any:
         return None  # the loader of the model reports the error
 
 
-def _values_of(config: Any, key: str) -> list[Any]:
-    """Return every value of a key at any depth: configurations contain others."""
-    values, stack = [], [config]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            values += [node[key]] if node.get(key) is not None else []
-            stack += node.values()
-        elif isinstance(node, list):
-            stack += node
-    return values
+def _auto_maps(config: Any) -> list[Any]:
+    """Return the mappings to classes at any depth: configurations contain others."""
+    tables = (node for _, node in _nodes(config) if isinstance(node, dict))
+    return [table["auto_map"] for table in tables if table.get("auto_map") is not None]
 
 
-def _texts(config: Any) -> Iterator[str]:
-    stack = [config]
+def _nodes(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every value at any depth, with its key.
+
+    Values below the key of an implementation have that key.
+    """
+    stack = [("", config)]
     while stack:
-        node = stack.pop()
-        if isinstance(node, str):
-            yield node
-        elif isinstance(node, dict | list):
-            stack += node.values() if isinstance(node, dict) else node
+        key, value = stack.pop()
+        yield key, value
+        if isinstance(value, dict):
+            inherits = bool(_IMPLEMENTATION.search(key))
+            stack += [
+                (key if inherits else inner_key, inner)
+                for inner_key, inner in value.items()
+            ]
+        elif isinstance(value, list):
+            stack += [(key, item) for item in value]
 
 
 def defined_by(bundle: Bundle | None, settings: RunSettings) -> RunSettings:

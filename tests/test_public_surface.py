@@ -32,10 +32,16 @@ def public_callables(package: str) -> Iterator[tuple[str, object]]:
             yield from (
                 (f"{name}.{method}", function)
                 for method, function in members
-                if not method.startswith("_") and method in vars(found)
+                if not method.startswith("_") and is_of_atoll(found, method)
             )
         if callable(found):
             yield name, found
+
+
+def is_of_atoll(kind: type, method: str) -> bool:
+    """Return whether a class or its base in the project has a method."""
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("atoll.")]
+    return any(method in vars(base) for base in bases)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ OWN_MODULES = {
     "atoll.testing.link_flow": "streams and their pace; `link` has port and thread",
     "atoll.torch.checkpoint_arrays": "adapter of tensors and DTensors; no states",
     "atoll.torch.ranks.follower": "one role of a rank; `leader` is the other",
+    "atoll.torch.ranks.fragments": "moves vectors among ranks; the memory is the port",
 }
 """Modules with one importer that stay modules, with the reason."""
 

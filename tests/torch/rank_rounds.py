@@ -17,8 +17,7 @@ from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
 from atoll.protocol import Heartbeat, JoinRequest, ModelSpec, Position
 from atoll.torch import Island
-from atoll.torch.host import IslandHandle, SingleProcessHandle
-from atoll.torch.model import TorchModel, TorchView
+from atoll.torch.model import HostWeights, TorchModel, TorchView
 from atoll.torch.ranks.join import form
 from atoll.torch.ranks.parallelism import rank_group_of
 from atoll.torch.ranks.sharded_memory import ShardedMemory
@@ -32,25 +31,25 @@ def island_at(
 ) -> Island:
     """Join any exchange, by all ranks or alone."""
     team = rank_group_of(model)
-    life: IslandHandle
     if team is None:
         torch_model = TorchModel.of(model)
         view = TorchView(torch_model)
         request = JoinRequest(model=torch_model.spec, island="a")
-        life = SingleProcessHandle(Host(exchange, view, request), view)
-    else:
+        host = Host(exchange, view, request)
+        weights = HostWeights(host, view)
+        return Island(host, weights, [model], optimizer, on_end="raise")
 
-        def enter(
-            view: RankView,
-            spec: ModelSpec,
-            memory: ShardedMemory,
-            constants: RankConstants,
-        ) -> Host:
-            request = JoinRequest(model=spec, island="a")
-            return Host(exchange, view, request, memory=memory)
+    def enter(
+        view: RankView,
+        spec: ModelSpec,
+        memory: ShardedMemory,
+        constants: RankConstants,
+    ) -> Host:
+        request = JoinRequest(model=spec, island="a")
+        return Host(exchange, view, request, memory=memory)
 
-        life = form(team, enter)
-    return Island(life, [model], optimizer, on_end="raise")
+    rank = form(team, enter)
+    return Island(rank, rank, [model], optimizer, on_end="raise")
 
 
 def make_steps(

@@ -19,8 +19,7 @@ from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
 from atoll.protocol import JoinRequest
 from atoll.torch import Island
-from atoll.torch.host import SingleProcessHandle
-from atoll.torch.model import TorchModel, TorchView
+from atoll.torch.model import HostWeights, TorchModel, TorchView
 from atoll.weights import FragmentState
 
 T = TypeVar("T")
@@ -147,7 +146,8 @@ def join_exchange(
     view = TorchView(torch_model)
     request = JoinRequest(model=torch_model.spec, island=island)
     host = Host(exchange, view, request)
-    return Island(SingleProcessHandle(host, view), [model], optimizer, on_end="raise")
+    weights = HostWeights(host, view)
+    return Island(host, weights, [model], optimizer, on_end="raise")
 
 
 def state_of(run: Exchange, fragment: int = 0) -> FragmentState:

@@ -53,7 +53,7 @@ def die(island: Island) -> None:
     """End a life as a kill does: what was not being written is not saved."""
     keeping = island._keeping
     assert keeping is not None
-    island._remove_hook()
+    island._detach()
     island._handle.host.leave(depart=False)
     keeping._saver.__exit__(Killed, Killed(), None)
 

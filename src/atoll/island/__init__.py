@@ -1,7 +1,8 @@
 """Owns an island: its host memory, its background threads, its membership.
 
 Does not know which framework trains, nor how frames travel.
-Start reading at `base.ParameterView`, then `host.Host`, `driver` and `sync_worker`.
+Start reading at `base.ParameterView`, then `handle`, `host.Host`, `driver` and
+`sync_worker`.
 """
 
 from atoll.island.base import ParameterView

@@ -15,8 +15,8 @@ from itertools import count
 from atoll import protocol
 from atoll.errors import AtollWarning, OutcomeLost, Refused, RunEnded, UsageError
 from atoll.exchange import Exchange, Frame, Outcome
+from atoll.island.base import IslandMemory
 from atoll.island.fragment import IslandFragment, UpdateInFlight, adopt_mode
-from atoll.island.memory import Memory
 from atoll.island.progress import IslandCounters, RunClock, WorkLedger
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted, SavedIsland
 from atoll.island.snapshot import can_save_exactly, save_island
@@ -37,7 +37,7 @@ class Driver:
         joined: protocol.JoinReply,
         slots: list[IslandFragment],
         tally: IslandCounters,
-        memory: Memory,
+        memory: IslandMemory,
         *,
         runtime: Runtime,
         state: protocol.IslandState | None = None,
@@ -76,7 +76,6 @@ class Driver:
         is_exact = is_exact and can_save_exactly(self._slots)
         fragments = self._memory.saving(
             self._slots,
-            self._joined.settings.sync,
             trained=(self._tally.inner_steps, self._tally.tokens),
             is_exact=is_exact,
         )
@@ -276,7 +275,7 @@ class LiveWeights:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: IslandMemory,
         sync: SyncSection,
         ledger: WorkLedger,
         tally: IslandCounters,
@@ -317,7 +316,7 @@ class LiveWeights:
         if mode == "rebase" and is_untrained:
             mode = "replace"
         with span("apply"):
-            self._memory.take(slot, sealed, mode, keep_local=self._sync.keep_local)
+            self._memory.take(slot, sealed, mode)
         self.forget(sealed)
         if slot.held_back is not None and slot.held_back.remaining_after is not None:
             self.give_back(slot)
@@ -388,7 +387,9 @@ def _still_spoken_for(
 class DepartureSender:
     """Publishes the work that no round has counted, marked departing."""
 
-    def __init__(self, exchange: Exchange, worker: SyncWorker, memory: Memory) -> None:
+    def __init__(
+        self, exchange: Exchange, worker: SyncWorker, memory: IslandMemory
+    ) -> None:
         self._exchange, self._worker, self._memory = exchange, worker, memory
 
     def resend(

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from atoll.errors import FoundingLost, NonFinite, Unreachable, UsageError
 from atoll.exchange import Exchange, Frame
+from atoll.island.base import IslandMemory
 from atoll.island.fragment import IslandFragment
-from atoll.island.memory import Memory
 from atoll.island.progress import IslandCounters
 from atoll.island.resume import EnteredIsland, ResumeReport, resume
 from atoll.island.resume import fetch_state as fetch_state
 from atoll.island.saved_state import SavedIsland
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.runtime import Runtime
-from atoll.weights import FragmentLayout, FragmentState, lay_out, terms_of
+from atoll.weights import FragmentState, lay_out, terms_of
 from atoll.weights.layout import first_non_finite
 from atoll.wire import OuterValues
 
@@ -26,7 +26,7 @@ PublishConstants = Callable[[JoinReply], None]
 
 def enter(
     exchange: Exchange,
-    memory: Memory,
+    memory: IslandMemory,
     request: JoinRequest,
     *,
     leaving: AbstractContextManager[object],
@@ -63,23 +63,20 @@ class ResumeSource:
 
 def _enter(
     exchange: Exchange,
-    memory: Memory,
+    memory: IslandMemory,
     request: JoinRequest,
     joined: JoinReply,
     saved: ResumeSource | None,
 ) -> EnteredIsland:
     layout = lay_out(request.model, joined.settings)
-    memory.lay_out(layout, joined)
+    memory.lay_out(layout, joined.settings)
     if saved is not None and not joined.is_founder:
         island = saved.island
-        return resume(exchange, memory, joined, layout, island, saved.runtime)
+        return resume(exchange, memory, joined, island, saved.runtime)
     tally, resumed = (
         _founder(joined, saved.island) if saved else (IslandCounters(), None)
     )
-    slots = [
-        _slot(exchange, memory, joined, index, fragment)
-        for index, fragment in enumerate(layout)
-    ]
+    slots = [_slot(exchange, memory, joined, index) for index in range(len(layout))]
     for slot in slots:
         slot.settle(tally.inner_steps, tally.tokens)
     return EnteredIsland(joined=joined, slots=slots, tally=tally, resumed=resumed)
@@ -105,14 +102,10 @@ def _founder(
 
 
 def _slot(
-    exchange: Exchange,
-    memory: Memory,
-    joined: JoinReply,
-    index: int,
-    layout: FragmentLayout,
+    exchange: Exchange, memory: IslandMemory, joined: JoinReply, index: int
 ) -> IslandFragment:
     state = None if joined.is_founder else fetch_state(exchange, index)
-    slot = memory.begin(index, layout, terms_of(layout, joined.settings), state)
+    slot = memory.begin(index, state)
     if joined.is_founder:
         exchange.publish(_founding(joined, slot, memory.whole(slot)))
     return slot

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Self
 
 from atoll.errors import AtollWarning, Unreachable
 from atoll.exchange import Exchange
-from atoll.island.base import ParameterView
+from atoll.island.base import IslandMemory, Membership, ParameterView
 from atoll.island.driver import Driver
 from atoll.island.entry import PublishConstants, ResumeSource, enter
-from atoll.island.memory import Memory, WholeMemory
+from atoll.island.memory import WholeMemory
 from atoll.island.progress import RunClock
 from atoll.island.saved_state import SavedIsland
 from atoll.island.snapshot import pause_outcomes
@@ -32,6 +33,8 @@ log = logging.getLogger("atoll")
 class Host:
     """One island of a run, for any framework that offers a `ParameterView`.
 
+    Implements `IslandHandle` and `IslandStatus` for an island of one process.
+
     Joining founds the run or takes its weights; afterwards `slots` hold the anchor.
     """
 
@@ -43,7 +46,7 @@ class Host:
         *,
         runtime: Runtime | None = None,
         leaving: AbstractContextManager[object] | None = None,
-        memory: Memory | None = None,
+        memory: IslandMemory | None = None,
         saved: SavedIsland | None = None,
         publish_constants: PublishConstants | None = None,
     ) -> None:
@@ -64,6 +67,13 @@ class Host:
         """How the island was resumed; None without a checkpoint."""
 
         self.settings = self.joined.settings
+        self.membership = Membership(
+            island=self.joined.island,
+            slot=self.joined.slot,
+            run=self.joined.run,
+            settings=self.settings,
+        )
+        self._is_end_requested: Callable[[], bool] = lambda: False
         self._driver = Driver(
             exchange,
             self.joined,
@@ -79,6 +89,34 @@ class Host:
     def round(self) -> int:
         """The lowest committed round over the fragments."""
         return min(slot.state.round for slot in self.slots)
+
+    @property
+    def host(self) -> Self:
+        return self
+
+    @property
+    def status(self) -> Self:
+        return self
+
+    @property
+    def must_stop(self) -> bool:
+        return self._is_end_requested()
+
+    @property
+    def trained(self) -> tuple[int, int]:
+        return self.tally.inner_steps, self.tally.tokens
+
+    @property
+    def saves(self) -> int:
+        return self.position.saves
+
+    @property
+    def run_tokens(self) -> int:
+        return self.position.tokens
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return self.tally.metrics()
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -122,6 +160,12 @@ class Host:
         digests = b"".join(slot.read_digest() for slot in self.slots)
         return blake3_digest(digests).hex()[:32]
 
+    def end_when(self, is_asked: Callable[[], bool]) -> None:
+        self._is_end_requested = is_asked
+
+    def count_tokens(self, tokens: int) -> None:
+        self.tally.tokens += tokens
+
     def stepped(self) -> None:
         """Count one inner step, and synchronise the fragments that are due.
 
@@ -142,7 +186,7 @@ class Host:
         if not self._is_over():
             self._driver.perform(SyncNow(self._driver.step))
 
-    def leave(self, *, depart: bool = True) -> None:
+    def leave(self, *, depart: bool = True, is_alone: bool = False) -> None:
         """Publish the work that has not counted, and leave the run. Safe to repeat.
 
         With `depart` False nothing more is published; updates in flight stay in flight.
@@ -189,12 +233,11 @@ class Host:
         """Return the statistics that the run shows of this island."""
         return self.tally.stats(self._runtime.now_s() - self._joined_at_s)
 
-    def read_anchor(self, fragment: int, out: F32) -> int:
-        """Copy a fragment's anchor into `out`, and return its round."""
+    def read_anchor(self, fragment: int) -> tuple[F32, int]:
+        """Return a copy of a fragment's anchor, and its round."""
         slot = self.slots[fragment]
         with slot.lock:
-            out[:] = slot.state.anchor
-            return slot.state.round
+            return slot.state.anchor.copy(), slot.state.round
 
     def _leave(self, *, depart: bool) -> None:
         try:

@@ -27,10 +27,9 @@ from atoll.errors import Unreachable, UsageError
 from atoll.exchange import MemoryRun
 from atoll.exchange.base import Constants, Keeper, KeepingExchange
 from atoll.island import environment
-from atoll.island.base import ParameterView
+from atoll.island.base import IslandMemory, ParameterView
 from atoll.island.entry import PublishConstants
 from atoll.island.host import Host
-from atoll.island.memory import Memory
 from atoll.island.saved_state import SavedIsland
 from atoll.island.signals import Interrupted, Termination, use_exit_codes
 from atoll.protocol import JoinRequest, ModelSpec
@@ -87,7 +86,7 @@ def join_run(
     *,
     island: str | None,
     keeping: EarlierIncarnation | None = None,
-    memory: Memory | None = None,
+    memory: IslandMemory | None = None,
     constants: Constants | None = None,
     bundle: str = "",
 ) -> Host:
@@ -132,7 +131,7 @@ class _JoiningIsland:
 
     request: JoinRequest
     keeping: EarlierIncarnation | None
-    memory: Memory | None
+    memory: IslandMemory | None
     constants: Constants | None
     key: bytes | None = None
 

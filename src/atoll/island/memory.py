@@ -1,7 +1,7 @@
 """The memory of an island's weights: anchor, velocity and residual of its fragments.
 
-`Memory` is the port; `WholeMemory` keeps all weights in this process. Host buffers are
-reused, because the first touch of fresh memory costs more than a copy.
+`WholeMemory` keeps all weights in this process. Host buffers are reused, because the
+first touch of fresh memory costs more than a copy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -28,194 +27,29 @@ from atoll.island.saved_state import (
     residual_left,
 )
 from atoll.island.snapshot import as_work, fragments_of
-from atoll.protocol import JoinReply
 from atoll.protocol.island import RemainingWork
-from atoll.settings import RunSettings, SyncSection
-from atoll.weights import FragmentLayout, FragmentState, Layout, Terms, adopt, seal
+from atoll.settings import RunSettings
+from atoll.weights import FragmentState, Layout, Terms, adopt, seal, terms_of
 from atoll.weights.layout import F32
 from atoll.wire import Verdict, state_digest
 
 
-class Memory(Protocol):
-    """Live weights, anchor, velocity and residual of an island's fragments.
-
-    The host is the only caller. It calls `hold` and `take`, which touch the live
-    weights, from the thread that trains, between inner steps. There is one method for
-    each operation on all values of a fragment.
-    """
-
-    def lay_out(self, layout: Layout, joined: JoinReply) -> None:
-        """Set the layout of the fragments. Called first, at every join."""
-        ...
-
-    def begin(
-        self,
-        index: int,
-        layout: FragmentLayout,
-        terms: Terms,
-        state: FragmentState | None,
-    ) -> IslandFragment:
-        """Return a fragment in the run's state, and write it to the live weights.
-
-        With None the run is founded: the live weights become the anchor.
-        """
-        ...
-
-    def hold(self, slot: IslandFragment, number: int) -> F32:
-        """Copy the live weights, for a sealed update of this number."""
-        ...
-
-    def take(
-        self,
-        slot: IslandFragment,
-        sealed: UpdateInFlight,
-        mode: str,
-        *,
-        keep_local: float,
-    ) -> None:
-        """Adopt an outcome into the live weights by `mode`: see `weights.adopt`."""
-        ...
-
-    def forget(self, sealed: UpdateInFlight) -> None:
-        """Make the buffers of an update available again."""
-        ...
-
-    def measure(self, slot: IslandFragment) -> bytes:
-        """Return the digest of the state, computed from its present bytes."""
-        ...
-
-    def seal(
-        self,
-        slot: IslandFragment,
-        sealed: UpdateInFlight,
-        *,
-        seed: int,
-        decay: float,
-        is_difference: bool,
-    ) -> tuple[np.ndarray, float]:
-        """Return body and norm of an update, and store its new residual.
-
-        Raises:
-            NonFinite: naming the parameter.
-        """
-        ...
-
-    def keep_loaded(self, slot: IslandFragment, sealed: UpdateInFlight) -> None:
-        """Set an update's base to the anchor as loaded: its work is to be carried."""
-        ...
-
-    def apply(self, slot: IslandFragment, agreed: Frame) -> None:
-        """Apply the outer step of a verified outcome: see `FragmentState.apply`."""
-        ...
-
-    def replace(self, slot: IslandFragment, state: FragmentState) -> None:
-        """Replace the state of a fragment by the run's."""
-        ...
-
-    def settle(
-        self, slot: IslandFragment, sealed: UpdateInFlight, verdict: Verdict
-    ) -> None:
-        """Settle the residual by an update's verdict, and release its buffers."""
-        ...
-
-    def since(
-        self,
-        slot: IslandFragment,
-        flying: UpdateInFlight,
-        rest: UpdateInFlight,
-        *,
-        is_settled: bool,
-    ) -> None:
-        """Reduce `rest` to the work since `flying` was sealed.
-
-        Unless `flying` is settled, its residual goes with the rest.
-        """
-        ...
-
-    def has_left_over(self, slot: IslandFragment) -> bool:
-        """Return whether the residual has anything that is not in flight."""
-        ...
-
-    def whole(self, slot: IslandFragment) -> FragmentState:
-        """Return the state of the whole fragment, for sending or reading."""
-        ...
-
-    def saving(
-        self,
-        slots: Sequence[IslandFragment],
-        sync: SyncSection,
-        *,
-        trained: tuple[int, int],
-        is_exact: bool,
-    ) -> list[SavedFragment]:
-        """Return the fragments of this process for a checkpoint: see `fragments_of`.
-
-        Called by the thread that trains, which holds the slots' locks.
-        """
-        ...
-
-    def as_work(self, saved: SavedIsland, sync: SyncSection) -> SavedIsland:
-        """Return the work of an exactly saved island, whose live weights are loaded."""
-        ...
-
-    def require_fitting(self, layout: Layout, saved: Sequence[SavedFragment]) -> None:
-        """Return if the saved vectors have this layout.
-
-        Raises:
-            UsageError: they have another layout.
-        """
-        ...
-
-    def resume(
-        self, index: int, layout: FragmentLayout, terms: Terms, saved: SavedFragment
-    ) -> IslandFragment:
-        """Return a fragment in its saved state, with its update in flight.
-
-        The live weights are those of the checkpoint already.
-        """
-        ...
-
-    def remake(
-        self, slot: IslandFragment, saved: SavedFragment, *, seed: int, decay: float
-    ) -> tuple[np.ndarray, float]:
-        """Return body and norm of a saved update, and store its new residual.
-
-        Raises:
-            NonFinite: naming the parameter.
-        """
-        ...
-
-    def give(
-        self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
-    ) -> None:
-        """Add the remaining part of saved work to the live weights."""
-        ...
-
-    def leave_over(
-        self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
-    ) -> None:
-        """Set the residual to that of the remaining work, if there is any."""
-        ...
-
-
 class WholeMemory:
-    """All of the weights in this process. Implements `Memory`."""
+    """All of the weights in this process. Implements `IslandMemory`."""
 
     def __init__(self, view: ParameterView) -> None:
         self._view, self.buffers = view, HostBuffers()
-        self._layout: Layout = ()
+        self.layout: Layout = ()
+        self.terms: list[Terms] = []
+        """Per fragment, the run's terms for it."""
 
-    def lay_out(self, layout: Layout, joined: JoinReply) -> None:
+    def lay_out(self, layout: Layout, settings: RunSettings) -> None:
         self._view.lay_out(layout)
-        self._layout = layout
+        self.layout, self._sync = layout, settings.sync
+        self.terms = [terms_of(fragment, settings) for fragment in layout]
 
-    def begin(
-        self,
-        index: int,
-        layout: FragmentLayout,
-        terms: Terms,
-        state: FragmentState | None,
-    ) -> IslandFragment:
+    def begin(self, index: int, state: FragmentState | None) -> IslandFragment:
+        layout, terms = self.layout[index], self.terms[index]
         if state is None:
             anchor = np.empty(layout.elements, np.float32)
             self._view.read(index, anchor)
@@ -232,14 +66,7 @@ class WholeMemory:
         self._view.read(slot.index, local)
         return local
 
-    def take(
-        self,
-        slot: IslandFragment,
-        sealed: UpdateInFlight,
-        mode: str,
-        *,
-        keep_local: float,
-    ) -> None:
+    def take(self, slot: IslandFragment, sealed: UpdateInFlight, mode: str) -> None:
         if mode == "replace":
             self._view.write(slot.index, slot.state.anchor)
             return
@@ -251,7 +78,7 @@ class WholeMemory:
             slot.state.anchor,
             local,
             sealed.base,
-            keep_local=keep_local,
+            keep_local=self._sync.keep_local,
         )
         self._view.write(slot.index, local)
         self.buffers.give_back(local)
@@ -330,33 +157,45 @@ class WholeMemory:
     def saving(
         self,
         slots: Sequence[IslandFragment],
-        sync: SyncSection,
         *,
         trained: tuple[int, int],
         is_exact: bool,
     ) -> list[SavedFragment]:
-        return fragments_of(slots, self._view, sync, trained=trained, is_exact=is_exact)
+        return fragments_of(
+            slots, self._view, self._sync, trained=trained, is_exact=is_exact
+        )
 
-    def as_work(self, saved: SavedIsland, sync: SyncSection) -> SavedIsland:
+    def as_work(self, saved: SavedIsland) -> SavedIsland:
         trained = saved.inner_steps, saved.tokens
-        work = as_work(saved.fragments, self._layout, self._view, sync, trained=trained)
+        work = self.work_of(saved.fragments, trained=trained)
         return replace(saved, is_exact=False, fragments=work)
 
-    def require_fitting(self, layout: Layout, saved: Sequence[SavedFragment]) -> None:
-        require_sizes([fragment.elements for fragment in layout], saved)
+    def work_of(
+        self, saved: Sequence[SavedFragment], *, trained: tuple[int, int]
+    ) -> list[SavedFragment]:
+        """Return the work of exactly saved fragments: see `snapshot.as_work`."""
+        return as_work(saved, self.layout, self._view, self._sync, trained=trained)
 
-    def resume(
-        self, index: int, layout: FragmentLayout, terms: Terms, saved: SavedFragment
-    ) -> IslandFragment:
+    def require_fitting(self, saved: Sequence[SavedFragment]) -> None:
+        sizes = [fragment.elements for fragment in self.layout]
+        saved_sizes = [_elements(fragment) for fragment in saved]
+        if saved_sizes != sizes:
+            raise UsageError(
+                f"The checkpoint has fragments of {saved_sizes} elements, and the run "
+                f"of {sizes}: it is of another model, or of one that is sharded "
+                "differently. Give this island another directory."
+            )
+
+    def resume(self, saved: SavedFragment) -> IslandFragment:
         anchor, *moments = saved.vectors
         state = FragmentState(anchor, moments, round=saved.round, count=saved.count)
         return IslandFragment(
-            index=index,
-            layout=layout,
+            index=saved.index,
+            layout=self.layout[saved.index],
             state=state,
-            up=terms.up,
+            up=self.terms[saved.index].up,
             residual=saved.residual,
-            sealed=resumed_update(index, saved),
+            sealed=resumed_update(saved),
         )
 
     def remake(
@@ -431,7 +270,7 @@ class HostBuffers:
         return np.empty(length, dtype)
 
 
-def resumed_update(index: int, saved: SavedFragment) -> UpdateInFlight | None:
+def resumed_update(saved: SavedFragment) -> UpdateInFlight | None:
     """Return a fragment's update in flight from a checkpoint.
 
     Its number is below all numbers that this incarnation assigns.
@@ -440,7 +279,7 @@ def resumed_update(index: int, saved: SavedFragment) -> UpdateInFlight | None:
     if update is None:
         return None
     return UpdateInFlight(
-        number=-1 - index,
+        number=-1 - saved.index,
         round=update.round,
         base=update.base,
         inner_steps=update.inner_steps,
@@ -477,21 +316,6 @@ def remaking(slot: IslandFragment, saved: SavedFragment) -> Iterator[UpdateInFli
     finally:
         slot.residual = residual
     update.residual_after = sealed.residual_after
-
-
-def require_sizes(sizes: Sequence[int], saved: Sequence[SavedFragment]) -> None:
-    """Return if saved vectors have these sizes.
-
-    Raises:
-        UsageError: they belong to another model, or another part of it.
-    """
-    saved_sizes = [_elements(fragment) for fragment in saved]
-    if saved_sizes != list(sizes):
-        raise UsageError(
-            f"The checkpoint has fragments of {saved_sizes} elements, and the run of "
-            f"{list(sizes)}: it is of another model, or of one that is sharded "
-            "differently. Give this island another directory."
-        )
 
 
 def _elements(saved: SavedFragment) -> int:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from atoll import wire
 from atoll.errors import NonFinite, OutcomeLost, UsageError
 from atoll.exchange import Exchange, Frame
+from atoll.island.base import IslandMemory
 from atoll.island.fragment import HeldBackWork, IslandFragment, UpdateInFlight
 from atoll.island.identity import update_seed
-from atoll.island.memory import Memory
 from atoll.island.progress import IslandCounters
 from atoll.island.saved_state import (
     COUNTERS,
@@ -33,7 +33,7 @@ from atoll.protocol.island import (
     remaining_work,
 )
 from atoll.runtime import Runtime
-from atoll.weights import FragmentLayout, FragmentState, Layout, terms_of
+from atoll.weights import FragmentState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +69,8 @@ class EnteredIsland:
 
 def resume(
     exchange: Exchange,
-    memory: Memory,
+    memory: IslandMemory,
     joined: JoinReply,
-    layout: Layout,
     saved: SavedIsland,
     runtime: Runtime,
 ) -> EnteredIsland:
@@ -85,15 +84,15 @@ def resume(
     """
     _require_same_run(joined, saved)
     if not saved.fragments:
-        return _resume_counters(exchange, memory, joined, layout, saved)
-    memory.require_fitting(layout, saved.fragments)
+        return _resume_counters(exchange, memory, joined, saved)
+    memory.require_fitting(saved.fragments)
     reason = ""
     if saved.is_exact:
         reason = _why_not_exact(exchange, joined, saved)
         if not reason:
-            return _exact(memory, joined, layout, saved, runtime)
-        saved = memory.as_work(saved, joined.settings.sync)
-    return _rejoined(exchange, memory, joined, layout, saved, reason)
+            return _exact(memory, joined, saved, runtime)
+        saved = memory.as_work(saved)
+    return _rejoined(exchange, memory, joined, saved, reason)
 
 
 def _require_same_run(joined: JoinReply, saved: SavedIsland) -> None:
@@ -139,17 +138,16 @@ def _base_of_kept(exchange: Exchange, fragment: int, round: int) -> bytes | None
 
 
 def _exact(
-    memory: Memory,
+    memory: IslandMemory,
     joined: JoinReply,
-    layout: Layout,
     saved: SavedIsland,
     runtime: Runtime,
 ) -> EnteredIsland:
     # Progress is part of an update: a repeated update must have the same.
     joined = replace(joined, inner_steps=saved.before_steps, tokens=saved.before_tokens)
     slots = [
-        _slot(memory, joined, index, fragment, saved, runtime)
-        for index, fragment in enumerate(layout)
+        _slot(memory, joined, fragment, saved.origin, runtime)
+        for fragment in saved.fragments
     ]
     books = tuple(
         fragment.book for fragment in saved.fragments if fragment.book is not None
@@ -190,22 +188,20 @@ def _minus(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
 
 
 def _slot(
-    memory: Memory,
+    memory: IslandMemory,
     joined: JoinReply,
-    index: int,
-    layout: FragmentLayout,
-    saved: SavedIsland,
+    fragment: SavedFragment,
+    origin: int,
     runtime: Runtime,
 ) -> IslandFragment:
     """Return a fragment in its saved state."""
-    fragment = saved.fragments[index]
+    index = fragment.index
     opened = joined.position.rounds[index]
     counted = joined.counted[index] if joined.counted else None
-    terms = terms_of(layout, joined.settings)
-    slot = memory.resume(index, layout, terms, fragment)
+    slot = memory.resume(fragment)
     slot.over_through = opened - 1
     slot.counted_through = counted.round if counted else 0
-    slot.origin = saved.origin
+    slot.origin = origin
     if index in joined.spoken_for:
         slot.counted_through = opened  # it has an update already, and takes no other
     slot.settle(fragment.settled_steps, fragment.settled_tokens)
@@ -227,9 +223,8 @@ def _put_bytes(sealed: UpdateInFlight, joined: JoinReply, saved: SavedUpdate) ->
 
 def _resume_counters(
     exchange: Exchange,
-    memory: Memory,
+    memory: IslandMemory,
     joined: JoinReply,
-    layout: Layout,
     saved: SavedIsland,
 ) -> EnteredIsland:
     """Return an island that takes the anchor, and has saved its counters only.
@@ -240,13 +235,8 @@ def _resume_counters(
     steps, tokens = saved.progress
     progress = (max(steps, counted[0]), max(tokens, counted[1]))
     slots = [
-        memory.begin(
-            index,
-            fragment,
-            terms_of(fragment, joined.settings),
-            fetch_state(exchange, index),
-        )
-        for index, fragment in enumerate(layout)
+        memory.begin(index, fetch_state(exchange, index))
+        for index in range(len(joined.position.rounds))
     ]
     for slot in slots:
         slot.settle(*progress)
@@ -267,9 +257,8 @@ def _resume_counters(
 
 def _rejoined(
     exchange: Exchange,
-    memory: Memory,
+    memory: IslandMemory,
     joined: JoinReply,
-    layout: Layout,
     saved: SavedIsland,
     reason: str,
 ) -> EnteredIsland:
@@ -278,12 +267,8 @@ def _rejoined(
     progress = (max(saved_steps, counted[0]), max(saved_tokens, counted[1]))
     slots: list[IslandFragment] = []
     rejoined: list[RejoinedWork] = []
-    for index, (fragment, fragment_layout) in enumerate(
-        zip(_cumulative(saved), layout, strict=True)
-    ):
-        terms = terms_of(fragment_layout, joined.settings)
-        state = fetch_state(exchange, index)
-        slot = memory.begin(index, fragment_layout, terms, state)
+    for fragment in _cumulative(saved):
+        slot = memory.begin(fragment.index, fetch_state(exchange, fragment.index))
         rejoined.append(
             rejoin(
                 exchange,
@@ -375,7 +360,7 @@ class RejoinedWork:
 
 def rejoin(
     exchange: Exchange,
-    memory: Memory,
+    memory: IslandMemory,
     joined: JoinReply,
     slot: IslandFragment,
     saved: SavedFragment,
@@ -472,7 +457,7 @@ def _digest(update: SavedUpdate | None) -> bytes:
 
 def reseal(
     joined: JoinReply,
-    memory: Memory,
+    memory: IslandMemory,
     slot: IslandFragment,
     saved: SavedFragment,
     *,

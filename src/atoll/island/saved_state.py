@@ -78,6 +78,7 @@ class SavedUpdate:
 class SavedFragment:
     """One fragment of an island."""
 
+    index: int
     round: int
     digest: bytes
     """Digest of the anchor and velocity that the other fields are relative to."""
@@ -118,6 +119,23 @@ class SavedIsland:
     fragments: list[SavedFragment]
     counters: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of_rank(cls, fragments: list[SavedFragment]) -> SavedIsland:
+        """Return one rank's vectors, for a checkpoint; the leader's has the rest."""
+        return cls(
+            run="",
+            island="",
+            incarnation=0,
+            origin=0,
+            step=0,
+            inner_steps=0,
+            tokens=0,
+            before_steps=0,
+            before_tokens=0,
+            is_exact=False,
+            fragments=fragments,
+        )
+
     @property
     def progress(self) -> tuple[int, int]:
         """Inner steps and tokens of all incarnations."""
@@ -149,7 +167,7 @@ def from_tree(tree: Mapping[str, Any]) -> SavedIsland:
             f"and this Atoll reads {VERSION}. Use the Atoll that wrote it."
         )
     try:
-        fragments = [_fragment(fragment) for fragment in tree["fragments"]]
+        fragments = [_fragment(*entry) for entry in enumerate(tree["fragments"])]
         fields = {name: tree[name] for name in _ISLAND_FIELDS}
         return SavedIsland(fragments=fragments, **fields)
     except (KeyError, TypeError, ValueError) as exc:
@@ -201,9 +219,10 @@ def _fragment_tree(saved: SavedFragment) -> Tree:
     }
 
 
-def _fragment(tree: Mapping[str, Any]) -> SavedFragment:
+def _fragment(index: int, tree: Mapping[str, Any]) -> SavedFragment:
     update, book = tree["update"], tree["book"]
     return SavedFragment(
+        index=index,
         **{name: tree[name] for name in _FRAGMENT_FIELDS},
         update=_update(update) if update else None,
         book=_book(book) if book else None,

@@ -125,6 +125,7 @@ def exact_state(slot: IslandFragment) -> SavedFragment:
     """Return the exact state of a fragment."""
     state = slot.state
     return SavedFragment(
+        index=slot.index,
         round=state.round,
         digest=state.digest,
         settled_steps=slot.settled_steps,

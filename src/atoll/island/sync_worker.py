@@ -21,10 +21,10 @@ import numpy as np
 from atoll import protocol, wire
 from atoll.errors import AtollError, CorruptError, NonFinite, OutcomeLost
 from atoll.exchange import Exchange, Frame, Outcome
+from atoll.island.base import IslandMemory
 from atoll.island.entry import fetch_state, state_frame
 from atoll.island.fragment import IslandFragment, UpdateInFlight
 from atoll.island.identity import update_seed
-from atoll.island.memory import Memory
 from atoll.island.progress import IslandCounters
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted
 from atoll.protocol.island import FragmentSync
@@ -46,7 +46,7 @@ class SyncWorker:
         exchange: Exchange,
         joined: protocol.JoinReply,
         slots: Sequence[IslandFragment],
-        memory: Memory,
+        memory: IslandMemory,
         tally: IslandCounters,
         runtime: Runtime,
     ) -> None:

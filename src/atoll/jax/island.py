@@ -7,29 +7,26 @@ continues with the returned ones. A checkpoint has trees, by the names of their 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import jax
 import numpy as np
 
 from atoll.checkpoint import Policy
-from atoll.errors import RunEnded, UsageError
+from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
 from atoll.island import Host, join_run
 from atoll.island.checkpoints import (
     CheckpointLike,
     IslandCheckpoints,
-    OnSave,
     as_policy,
     warn_fresh_optimizer,
 )
-from atoll.island.identity import island_seed
+from atoll.island.handle import TrainedIsland
 from atoll.island.join import is_alone
-from atoll.island.signals import Interrupted, Termination
 from atoll.jax.model import (
     JaxConstants,
     JaxModel,
@@ -40,7 +37,6 @@ from atoll.jax.model import (
     require_here,
     with_leaves,
 )
-from atoll.settings import RunSettings
 from atoll.weights.layout import F32
 
 P = TypeVar("P")
@@ -122,8 +118,11 @@ class Evaluation(Generic[P]):
     """The loop's tree with the anchor in it, in the tree's own dtypes."""
 
 
-class Island(Generic[P]):
+class Island(TrainedIsland, Generic[P]):
     """One island of a run. Use it as a context manager around the training loop."""
+
+    _token_count = "batch.size, not an array"
+    _anchor_is_shown = "The anchor is being evaluated."
 
     def __init__(
         self,
@@ -134,12 +133,8 @@ class Island(Generic[P]):
         on_end: str,
         keeping: IslandCheckpoints | None = None,
     ) -> None:
+        super().__init__(host, on_end=on_end, keeping=keeping)
         self._host, self._view, self._optimizer = host, view, optimizer
-        self._keeping, self._on_save = keeping, OnSave()
-        self._has_saved_at_end, self._saves = False, host.position.saves
-        self._on_end = on_end
-        self._termination = Termination()
-        self._is_evaluating = False
         self._has_begun = self._has_stepped = False
 
     @property
@@ -157,95 +152,6 @@ class Island(Generic[P]):
         """The optimizer's state as a checkpoint had it, or as it was given last."""
         return self._optimizer.tree
 
-    @property
-    def name(self) -> str:
-        """This island's name in the run."""
-        return self._host.joined.island
-
-    @property
-    def slot(self) -> int:
-        """A small number that belongs to the island's name throughout the run."""
-        return self._host.joined.slot
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Which of how many shares of the island's data this process trains on."""
-        return (0, 1)
-
-    @property
-    def settings(self) -> RunSettings:
-        """The run's settings, which all islands share."""
-        return self._host.settings
-
-    @property
-    def round(self) -> int:
-        """The last round that every fragment has committed, as this island knows it."""
-        return self._host.round
-
-    @property
-    def inner_steps(self) -> int:
-        """Inner steps of this island since it joined, or as its checkpoint counts."""
-        return self._host.tally.inner_steps
-
-    @property
-    def run_steps(self) -> int:
-        """The run's schedule step, which a late island takes over when it joins."""
-        return self._host.run_steps
-
-    @property
-    def run_tokens(self) -> int:
-        """Tokens of all islands that have reached the anchor."""
-        return self._host.position.tokens
-
-    @property
-    def seed(self) -> int:
-        """A seed of 63 bits that differs for each island, and not between starts.
-
-        `jax.random.key` takes 32 of them, unless x64 is enabled.
-        """
-        return island_seed(self._host.joined.run, self.name)
-
-    @property
-    def digest(self) -> str:
-        """A digest over the anchor and velocity, the same on every island."""
-        return self._host.digest
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run is over."""
-        return self._host.has_ended
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether the loop should end; the only signal with `on_end="flag"`.
-
-        It should when the run is over, and when SIGTERM came inside the `with` block.
-        """
-        return self._host.has_ended or self._termination.is_asked
-
-    def report(self, *, tokens: int = 0, loss: Any = None, **metrics: Any) -> None:
-        """Say what the coming inner step trains on. Never waits for a device.
-
-        Call it once per inner step, before `stepped`.
-        """
-        tally = self._host.tally
-        tally.note_report(tokens, loss, metrics, count="batch.size, not an array")
-        tally.tokens += tokens
-
-    def metrics(self) -> dict[str, float]:
-        """Return this island's counters and its last report, for any logger.
-
-        Reads a reported array's value, which may wait for a device.
-        """
-        tally = self._host.tally
-        return {
-            "atoll/round": self.round,
-            "atoll/run_steps": self.run_steps,
-            "atoll/run_tokens": self.run_tokens,
-            **tally.metrics(),
-            **{f"atoll/{name}": float(value) for name, value in tally.reported.items()},
-        }
-
     def stepped(self, params: P, *, optimizer: Tree = None) -> P:
         """Count one inner step that returned `params`; return the next params.
 
@@ -261,12 +167,7 @@ class Island(Generic[P]):
         self._require_local()
         self._take(params)
         self._optimizer.give(optimizer)
-        self._host.stepped()
-        if self._keeping is not None and not self._host.has_ended:
-            self._keeping.stepped()
-            self._keeping.finish()  # all that a loop changes, it has given by now
-        self._save_if_asked()
-        self._raise_if_ended()
+        self._count_step()
         return self.params
 
     def sync_now(self, params: P) -> P:
@@ -281,30 +182,11 @@ class Island(Generic[P]):
         self._raise_if_ended()
         return self.params
 
-    def leave(self) -> None:
-        """Leave the run; work that has not counted goes with departing updates.
-
-        That is work up to the parameters that the island was given last.
-        """
-        self._require_local()
-        if self._keeping is not None and not self._host.has_left:
-            self._keeping.leave()
-        self._host.leave()
-        self._close_keeping()
-
-    def on_save(self, function: Callable[[], object]) -> None:
-        """Register a function to call whenever this island must save.
-
-        That is on an operator's command, and on SIGTERM before the island leaves:
-        between two inner steps, in the thread that trains.
-        """
-        self._on_save.add(function)
-
     def anchor(self) -> dict[str, F32]:
         """Return the agreed weights by the run's names, on the host and in fp32."""
         weights: dict[str, F32] = {}
         for slot in self._host.slots:
-            flat, _ = self._read_anchor(slot.index)
+            flat, _ = self._host.read_anchor(slot.index)
             weights |= by_name(slot.layout, flat)
         return weights
 
@@ -315,7 +197,7 @@ class Island(Generic[P]):
         With overlap the anchor may be a round ahead of the local weights.
         """
         self._require_local()
-        read = [self._read_anchor(slot.index) for slot in self._host.slots]
+        read = [self._host.read_anchor(slot.index) for slot in self._host.slots]
         params: P = self._view.tree_of([flat for flat, _ in read])
         self._is_evaluating = True
         try:
@@ -323,39 +205,15 @@ class Island(Generic[P]):
         finally:
             self._is_evaluating = False
 
-    def __enter__(self) -> Self:
-        self._termination.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        self._termination.heed()
-        # Work before an error may have caused it: then only sealed work counts.
-        is_error = isinstance(error, Exception) and not isinstance(error, RunEnded)
-        # An inner step that was interrupted may have taken the arrays with it.
-        is_torn = error is not None and self._view.was_donated
-        departs = not is_error and not is_torn
-        try:
-            if self._keeping is not None and departs and not self._host.has_left:
-                self._keeping.leave()
-            if self._returns:
-                self._host.pause()
-            else:
-                self._host.leave(depart=departs)
-            self._close_keeping(is_broken=is_error)
-        finally:  # a SIGTERM during the farewell does not end it
-            self._termination.__exit__(kind, error, trace)
-        return isinstance(error, RunEnded | Interrupted)
-
     @property
-    def _returns(self) -> bool:
-        """Whether this incarnation is interrupted, and its next resumes bit by bit."""
-        is_exact = self._keeping is not None and self._keeping.is_exact
-        return is_exact and self._has_saved_at_end and not self._host.has_ended
+    def _waits_for_loop(self) -> bool:
+        """All that a loop changes, it has given with the inner step: finish now."""
+        if self._keeping is not None:
+            self._keeping.finish()
+        return False
+
+    def _is_torn(self) -> bool:
+        return self._view.was_donated
 
     def _take(self, params: P) -> None:
         if not self._has_begun:
@@ -367,43 +225,6 @@ class Island(Generic[P]):
         if not self._has_stepped:
             self._view.require_same()  # a mistake shows now, and not at a sync
             self._has_stepped = True
-
-    def _read_anchor(self, fragment: int) -> tuple[F32, int]:
-        flat = np.empty(self._host.slots[fragment].layout.elements, np.float32)
-        return flat, self._host.read_anchor(fragment, flat)
-
-    def _save_if_asked(self) -> None:
-        """Save on an operator's command, and once before the island ends."""
-        is_last = self._termination.is_asked and not self._has_saved_at_end
-        saves = self._host.position.saves
-        is_wanted = saves > self._saves
-        self._saves = saves  # a restarted coordinator counts from zero
-        if not is_last and not is_wanted:
-            return
-        self._has_saved_at_end |= is_last
-        if self._keeping is not None:
-            self._keeping.save_last()
-            self._keeping.wait()
-        self._on_save()
-
-    def _close_keeping(self, *, is_broken: bool = False) -> None:
-        if self._keeping is not None:
-            keeping, self._keeping = self._keeping, None
-            keeping.abandon() if is_broken else keeping.close()
-
-    def _require_local(self) -> None:
-        if self._is_evaluating:
-            raise UsageError(
-                "The anchor is being evaluated. "
-                "Leave the evaluating() block before training, syncing or leaving."
-            )
-
-    def _raise_if_ended(self) -> None:
-        if not self.should_stop or self._on_end != "raise":
-            return
-        if self._host.has_ended:
-            raise RunEnded(f"The run has reached its last round, {self.round}.")
-        raise RunEnded("SIGTERM came: this island leaves the run.")
 
 
 class ModelPart:

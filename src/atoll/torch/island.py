@@ -10,11 +10,10 @@ from __future__ import annotations
 import functools
 import gc
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -28,12 +27,12 @@ from torch.optim.lr_scheduler import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from atoll.errors import AtollWarning, RunEnded, UsageError
-from atoll.island.checkpoints import IslandCheckpoints, OnSave
-from atoll.island.identity import island_seed
-from atoll.island.signals import Interrupted, Termination
+from atoll.errors import AtollWarning, UsageError
+from atoll.island.base import IslandHandle
+from atoll.island.checkpoints import IslandCheckpoints
+from atoll.island.handle import TrainedIsland
 from atoll.settings import RunSettings
-from atoll.torch.host import IslandHandle
+from atoll.torch.model import HeldWeights
 
 
 @dataclass(frozen=True)
@@ -44,136 +43,36 @@ class Evaluation:
     """The lowest round over the fragments."""
 
 
-class Island:
+class Island(TrainedIsland):
     """One island of a run. Use it as a context manager around the training loop."""
+
+    _token_count = "batch.numel(), not a tensor"
+    _anchor_is_shown = "The model holds the anchor while it is evaluated."
 
     def __init__(
         self,
         handle: IslandHandle,
+        weights: HeldWeights,
         modules: Sequence[torch.nn.Module],
-        counted: torch.optim.Optimizer | None,
+        counted: Optimizer | None,
         *,
         on_end: str,
         keeping: IslandCheckpoints | None = None,
     ) -> None:
-        self._handle, self._modules = handle, modules
-        self._keeping, self._on_save = keeping, OnSave()
-        self._has_saved_at_end, self._saves = False, handle.saves
-        self._on_end = on_end
-        self._termination = Termination()
-        handle.is_end_requested = lambda: self._termination.is_asked
-        self._is_evaluating = False
-        self._is_asked_to_save = False
+        super().__init__(handle, on_end=on_end, keeping=keeping)
+        self._weights, self._modules = weights, modules
         self._has_checked_schedule = False
         """Whether the schedule of the learning rate has been checked."""
 
-        self._hook: RemovableHandle | None = None
-        self._before: RemovableHandle | None = None
+        self._hooks: list[RemovableHandle] = []
         if counted is not None:
             # Under torch.compile(optimizer.step) the hook would be traced as well.
             opaque = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
-            self._hook = counted.register_step_post_hook(opaque)
+            self._hooks.append(counted.register_step_post_hook(opaque))
         if keeping is not None and counted is not None:
             before = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
-            self._before = counted.register_step_pre_hook(before)
-
-    @property
-    def name(self) -> str:
-        """This island's name in the run."""
-        return self._handle.name
-
-    @property
-    def slot(self) -> int:
-        """A small number that belongs to the name for the duration of the run."""
-        return self._handle.slot
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """The index of this process's share of the island's data, and their number.
-
-        (0, 1) in an island of one process. Ranks that train on the same data, as those
-        of tensor parallel or of a pipeline do, have the same place.
-        """
-        return self._handle.data_share
-
-    @property
-    def settings(self) -> RunSettings:
-        """The run's settings, which all islands share."""
-        return self._handle.settings
-
-    @property
-    def round(self) -> int:
-        """The last round that every fragment has committed, as far as known here."""
-        return self._handle.round
-
-    @property
-    def inner_steps(self) -> int:
-        """Inner steps of this island since it joined, or as its checkpoint counts."""
-        return self._handle.tally.inner_steps
-
-    @property
-    def run_steps(self) -> int:
-        """The run's schedule step, which a late island takes over when it joins."""
-        return self._handle.run_steps
-
-    @property
-    def run_tokens(self) -> int:
-        """Tokens of all islands that have reached the anchor."""
-        return self._handle.run_tokens
-
-    @property
-    def seed(self) -> int:
-        """A seed that differs between islands, and is the same in every start."""
-        return island_seed(self._handle.run, self.name)
-
-    @property
-    def digest(self) -> str:
-        """A digest over the anchor and velocity, the same on every island."""
-        return self._handle.digest
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run is over."""
-        return self._handle.has_ended
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether the loop should end; with `on_end="flag"` this is the only signal.
-
-        True when the run is over, and after a SIGTERM inside the `with` block.
-        """
-        return self._handle.has_ended or self._handle.must_stop
-
-    def report(self, *, tokens: int = 0, loss: Any = None, **metrics: Any) -> None:
-        """Report tokens and metrics of the coming inner step, without a device sync.
-
-        Call it once per inner step, before `optimizer.step()`. Each rank of an island
-        reports its own: tokens of ranks with different data are added up, and metrics
-        are the leader's.
-        """
-        plain = {name: _detached(value) for name, value in metrics.items()}
-        self._handle.tally.note_report(
-            tokens, _detached(loss), plain, count="batch.numel(), not a tensor"
-        )
-        self._finish_saving()
-        self._handle.count_tokens(tokens)
-
-    def metrics(self) -> dict[str, float]:
-        """Return this island's counters and the values of its last report.
-
-        Reads a reported tensor's value, which may wait for a device.
-        """
-        reported = {
-            f"atoll/{name}": float(value)
-            for name, value in self._handle.tally.reported.items()
-        }
-        return {
-            "atoll/round": self.round,
-            "atoll/run_steps": self.run_steps,
-            "atoll/run_tokens": self.run_tokens,
-            **self._handle.metrics(),
-            **reported,
-        }
+            self._hooks.append(counted.register_step_pre_hook(before))
+        self._is_counted_by_hook = counted is not None
 
     def stepped(self) -> None:
         """Count one inner step by hand: for `count="manual"`.
@@ -181,7 +80,7 @@ class Island:
         Raises:
             RunEnded: the run is over, and `on_end` is "raise".
         """
-        if self._hook is not None:
+        if self._is_counted_by_hook:
             raise UsageError(
                 "Inner steps are counted by the optimizer's hook. "
                 'Join with count="manual" to count them yourself.'
@@ -198,30 +97,13 @@ class Island:
         self._handle.sync_now()
         self._raise_if_ended()
 
-    def leave(self) -> None:
-        """Leave the run; work that has not counted goes with departing updates."""
-        self._require_local()
-        self._remove_hook()
-        if self._keeping is not None and not self._handle.has_left:
-            self._keeping.leave()
-        self._handle.leave(depart=True, is_alone=False)
-        self._close_keeping()
-
-    def on_save(self, function: Callable[[], object]) -> None:
-        """Register a function that is called whenever this island is to save.
-
-        That is on an operator's request, and after SIGTERM before the island leaves:
-        between two inner steps, in the training thread.
-        """
-        self._on_save.add(function)
-
     def anchor(self) -> dict[str, torch.Tensor]:
         """Return the agreed weights by name, on the CPU and in fp32.
 
         In an island of several ranks all call it: the leader gets the weights of all
         ranks, 4 bytes for each parameter, and the others get none.
         """
-        return self._handle.anchor()
+        return self._weights.anchor()
 
     @contextmanager
     def evaluating(self) -> Iterator[Evaluation]:
@@ -234,134 +116,38 @@ class Island:
         parts = [part for module in self._modules for part in module.modules()]
         modes = [(part, part.training) for part in parts]
         buffers = [(b, b.clone()) for module in self._modules for b in module.buffers()]
-        local = self._handle.keep_local()
+        local = self._weights.keep_local()
         try:
-            yield Evaluation(round=self._handle.load_anchor())
+            yield Evaluation(round=self._weights.load_anchor())
         finally:
             for buffer, saved in buffers:
                 buffer.copy_(saved)
-            self._handle.restore_local(local)
+            self._weights.restore_local(local)
             for module, is_training in modes:
                 module.training = is_training
             self._is_evaluating = False
 
-    def __enter__(self) -> Self:
-        self._termination.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        self._termination.heed()
-        self._remove_hook()
-        # Work before an error may have caused it: then only sealed updates count.
-        departs = error is None or not isinstance(error, Exception)
-        departs = departs or isinstance(error, RunEnded)
-        is_alone = error is not None and not isinstance(error, RunEnded)
-        try:
-            if self._keeping is not None and departs and not self._handle.has_left:
-                self._keeping.leave()
-            if self._returns:
-                self._handle.pause()
-            else:
-                self._handle.leave(depart=departs, is_alone=is_alone)
-            self._close_keeping(is_broken=is_alone and not departs)
-        finally:  # a SIGTERM while leaving does not interrupt it
-            self._termination.__exit__(kind, error, trace)
-        return isinstance(error, RunEnded | Interrupted)
-
-    @property
-    def _returns(self) -> bool:
-        """Whether this incarnation is interrupted, and the next resumes exactly."""
-        is_exact = self._keeping is not None and self._keeping.is_exact
-        return is_exact and self._has_saved_at_end and not self._handle.has_ended
-
-    def _before_step(
-        self, optimizer: torch.optim.Optimizer, args: object, kwargs: object
-    ) -> None:
+    def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self._finish_saving()
 
-    def _finish_saving(self) -> None:
-        """Finish a checkpoint, and end the loop if it was the last one."""
-        if self._keeping is None or not self._keeping.is_unfinished:
-            return
-        self._keeping.finish()
-        if self._is_asked_to_save:
-            self._is_asked_to_save = False
-            self._tell_savers()
-            self._raise_if_ended()
-
-    def _close_keeping(self, *, is_broken: bool = False) -> None:
-        if self._keeping is not None:
-            keeping, self._keeping = self._keeping, None
-            keeping.abandon() if is_broken else keeping.close()
-
-    def _save_if_asked(self) -> None:
-        """Save on an operator's request, and once before the island ends."""
-        is_last = self._handle.must_stop and not self._has_saved_at_end
-        is_wanted = self._handle.saves > self._saves
-        self._saves = self._handle.saves  # a restarted coordinator counts from 0
-        if not is_last and not is_wanted:
-            return
-        self._has_saved_at_end |= is_last
-        if self._keeping is not None:
-            self._keeping.save_last()
-        if not self._waits_for_loop:
-            self._tell_savers()
-        else:
-            self._is_asked_to_save = True
-
-    @property
-    def _waits_for_loop(self) -> bool:
-        """Whether the loop has not finished its own work after the inner step."""
-        return self._keeping is not None and self._keeping.is_unfinished
-
-    def _tell_savers(self) -> None:
-        if self._keeping is not None:
-            self._keeping.wait()
-        self._on_save()
-
-    def _after_step(
-        self, optimizer: torch.optim.Optimizer, args: object, kwargs: object
-    ) -> None:
+    def _after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if not self._has_checked_schedule:
             self._has_checked_schedule = True
             warn_of_fixed(optimizer, self.settings)
         if not _was_skipped(optimizer):
             self._stepped()
 
-    def _require_local(self) -> None:
-        if self._is_evaluating:
-            raise UsageError(
-                "The model holds the anchor while it is evaluated. "
-                "Leave the evaluating() block before training, syncing or leaving."
-            )
-
     def _stepped(self) -> None:
         self._require_local()
-        self._handle.stepped()
-        if self._handle.must_stop:
-            self._termination.heed()  # from here on saving may take long
-        if self._keeping is not None and not self._handle.has_ended:
-            self._keeping.stepped()
-        self._save_if_asked()
-        if not (self._has_saved_at_end and self._waits_for_loop):
-            self._raise_if_ended()
+        self._count_step()
 
-    def _raise_if_ended(self) -> None:
-        if not self.should_stop or self._on_end != "raise":
-            return
-        if self._handle.has_ended:
-            raise RunEnded(f"The run has reached its last round, {self.round}.")
-        raise RunEnded("SIGTERM came: this island leaves the run.")
+    def _detached(self, value: Any) -> Any:
+        """Return the value without its graph, which would stay in memory."""
+        return value.detach() if isinstance(value, torch.Tensor) else value
 
-    def _remove_hook(self) -> None:
-        for hook in (self._hook, self._before):
-            if hook is not None:
-                hook.remove()
+    def _detach(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
 
 def handle_of(island: Island) -> IslandHandle:
@@ -379,11 +165,6 @@ def register_data(island: Island, data: object) -> None:
     """Save an island's data with it from now on, and restore its position."""
     if island._keeping is not None:
         island._keeping.add_data(data)
-
-
-def _detached(value: Any) -> Any:
-    """Return the value without the graph that made it, which would stay in memory."""
-    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _was_skipped(optimizer: torch.optim.Optimizer) -> bool:

@@ -13,13 +13,24 @@ from atoll.checkpoint import Policy
 from atoll.errors import UsageError
 from atoll.exchange import CollectiveRun, MemoryRun
 from atoll.island import Host, join_run
-from atoll.island.checkpoints import warn_fresh_optimizer
-from atoll.island.join import EarlierIncarnation
+from atoll.island.checkpoints import (
+    CheckpointLike,
+    IslandCheckpoints,
+    as_policy,
+    warn_fresh_optimizer,
+)
+from atoll.island.join import EarlierIncarnation, is_alone
 from atoll.torch.construction import require_trained, require_values
 from atoll.torch.from_run import bundle_of
-from atoll.torch.host import SingleProcessHandle, checkpoints_of
 from atoll.torch.island import Island
-from atoll.torch.model import Stage, TorchConstants, TorchModel, TorchView, modules_of
+from atoll.torch.model import (
+    HostWeights,
+    Stage,
+    TorchConstants,
+    TorchModel,
+    TorchView,
+    modules_of,
+)
 
 OnEnd = Literal["raise", "flag"]
 Count = Literal["hook", "manual"]
@@ -86,7 +97,9 @@ def join(
         )
         if joined is not None:
             handle, modules, keeping = joined
-            return Island(handle, modules, counted, on_end=on_end, keeping=keeping)
+            return Island(
+                handle, handle, modules, counted, on_end=on_end, keeping=keeping
+            )
     assert isinstance(model, torch.nn.Module)
     check()
     keeping = checkpoints_of(checkpoint, model, optimizer, run)
@@ -96,12 +109,32 @@ def join(
     else:
         keeping.begin(host)
     return Island(
-        SingleProcessHandle(host, view),
+        host,
+        HostWeights(host, view),
         [model],
         counted,
         on_end=on_end,
         keeping=keeping,
     )
+
+
+def checkpoints_of(
+    checkpoint: CheckpointLike | None,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    run: object,
+) -> IslandCheckpoints | None:
+    """Restore the newest checkpoint, and return its saver; None without `checkpoint=`.
+
+    Raises:
+        UsageError: it is neither a policy nor a directory, or its objects do not fit.
+        CorruptError: there are checkpoints, and none is valid.
+    """
+    if checkpoint is None:
+        return None
+    several = list(optimizer) if isinstance(optimizer, Sequence) else optimizer
+    objects = {"model": model, "optimizer": several}
+    return IslandCheckpoints(as_policy(checkpoint), objects, is_alone=is_alone(run))
 
 
 def enter_alone(

@@ -67,7 +67,7 @@ class WSD(LRScheduler):
         self._warmup, self._unit = warmup, unit
         self._rewarm_steps = rewarm_steps
         self._sync_every = island.settings.sync.sync_every
-        self._clock = self._handle.clock
+        self._clock = self._handle.status.clock
         self._last_sync = self._clock.syncs
         self._tokens = 0.0
         """The highest count that this clock has shown: it never goes back."""
@@ -128,7 +128,7 @@ class WSD(LRScheduler):
         self._rewarm_from = state_dict["rewarm_from"]
         if state_dict["run_steps"] == self._island.run_steps:
             self._clock = RunClock.from_dict(state_dict["clock"])
-            self._last_sync = self._handle.clock.syncs
+            self._last_sync = self._handle.status.clock.syncs
             self._tokens = state_dict["tokens"]
 
     def _factor(self) -> float:
@@ -142,7 +142,7 @@ class WSD(LRScheduler):
 
     def _update_clock(self) -> None:
         """Take the clock of the last sync; the token count never goes back."""
-        clock = self._handle.clock
+        clock = self._handle.status.clock
         if clock.syncs != self._last_sync:
             self._clock, self._last_sync = clock, clock.syncs
         if self._unit == "tokens":

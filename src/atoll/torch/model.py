@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from atoll.errors import ModelError, UsageError
 from atoll.exchange.base import PART_BYTES
+from atoll.island import Host
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.protocol.model import Role
-from atoll.weights import Layout
+from atoll.weights import FragmentLayout, Layout
 from atoll.weights.layout import F32
 from atoll.wire import blake3_digest
 from atoll.wire.digests import Bytes
@@ -157,6 +160,67 @@ class TorchView:
         return [
             part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)
         ]
+
+
+class HeldWeights(Protocol):
+    """The weights of an island in its model. Its loop calls it, on all ranks alike."""
+
+    def anchor(self) -> dict[str, torch.Tensor]:
+        """Return the anchor by name; ranks that are not the leader get none."""
+        ...
+
+    def keep_local(self) -> list[F32]:
+        """Return a copy of the local weights, for `restore_local`."""
+        ...
+
+    def load_anchor(self) -> int:
+        """Put the anchor into the model, and return its lowest round."""
+        ...
+
+    def restore_local(self, vectors: list[F32]) -> None: ...
+
+
+class HostWeights:
+    """The weights of an island of one process. Implements `HeldWeights`."""
+
+    def __init__(self, host: Host, view: TorchView) -> None:
+        self._host, self._view = host, view
+
+    def anchor(self) -> dict[str, torch.Tensor]:
+        weights: dict[str, torch.Tensor] = {}
+        for slot in self._host.slots:
+            flat, _ = self._host.read_anchor(slot.index)
+            weights |= by_name(slot.layout, flat)
+        return weights
+
+    def keep_local(self) -> list[F32]:
+        vectors = [
+            np.empty(slot.layout.elements, np.float32) for slot in self._host.slots
+        ]
+        for index, values in enumerate(vectors):
+            self._view.read(index, values)
+        return vectors
+
+    def load_anchor(self) -> int:
+        return min(self._load_anchor(slot.index) for slot in self._host.slots)
+
+    def restore_local(self, vectors: list[F32]) -> None:
+        for index, values in enumerate(vectors):
+            self._view.write(index, values)
+
+    def _load_anchor(self, fragment: int) -> int:
+        values, round = self._host.read_anchor(fragment)
+        self._view.write(fragment, values)
+        return round
+
+
+def by_name(layout: FragmentLayout, flat: F32) -> dict[str, torch.Tensor]:
+    """Return the tensors of a fragment's flat vector, which they share."""
+    parts = torch.from_numpy(flat).split_with_sizes(list(layout.sizes))
+    return {
+        tensor.name: part.view(tensor.shape)
+        for tensor, part in zip(layout.tensors, parts, strict=True)
+    }
 
 
 class TorchConstants:

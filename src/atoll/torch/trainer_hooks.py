@@ -19,6 +19,7 @@ import torch
 from atoll.errors import AtollWarning
 from atoll.exchange import CollectiveRun, MemoryRun
 from atoll.island import Host
+from atoll.island.base import IslandHandle
 from atoll.island.checkpoints import (
     IslandComponent,
     StepCounterFile,
@@ -29,9 +30,10 @@ from atoll.island.environment import island_from_environment
 from atoll.island.identity import island_key
 from atoll.island.saved_state import COUNTERS, SavedIsland, to_tree
 from atoll.torch.construction import require_trained, require_values
-from atoll.torch.host import IslandHandle, SingleProcessHandle
 from atoll.torch.island import Island
 from atoll.torch.join import enter_alone, is_perhaps_spread
+from atoll.torch.model import HeldWeights, HostWeights
+from atoll.weights.layout import F32
 
 Run = MemoryRun | CollectiveRun | str | None
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -72,17 +74,18 @@ class TrainerSession:
         self,
         island: Island,
         handle: IslandHandle,
+        weights: HeldWeights,
         subject: SavedSubject,
         counter: StepCounterFile | None,
     ) -> None:
-        self.island, self._handle = island, handle
+        self.island, self._handle, self._weights = island, handle, weights
         self._subject, self._counter = subject, counter
         self._shown = ExitStack()
         self.shows_anchor = self.has_left = False
 
     def ask_to_end_when(self, is_asked: Callable[[], bool]) -> None:
         """Use the signal of a trainer that handles SIGTERM itself."""
-        self._handle.is_end_requested = is_asked
+        self._handle.end_when(is_asked)
 
     def note_step(self) -> None:
         """Record the island's steps: the next incarnation reports lost work by them."""
@@ -127,12 +130,12 @@ class TrainerSession:
         kind = None if error is None else type(error)
         self.island.__exit__(kind, error, None)
         if anchor is not None:
-            self._handle.restore_local(anchor)
+            self._weights.restore_local(anchor)
 
-    def _anchor(self) -> object:
+    def _anchor(self) -> list[F32]:
         """Return a copy of the anchor; the model has the local weights afterwards."""
         self.show_anchor()
-        anchor = self._handle.keep_local()
+        anchor = self._weights.keep_local()
         self.show_local()
         return anchor
 
@@ -162,14 +165,18 @@ def open_session(
     joined = _join_ranks(model, optimizers, run, island, past, check)
     if joined is None:
         joined = _join_alone(model, run, island, past, check)
-    handle, modules, subject, host = joined
+    handle, weights, modules, subject, host = joined
     try:
         counter = _step_counter(host, past) if host is not None else None
     except BaseException:
         handle.leave(depart=False, is_alone=True)
         raise
     session = TrainerSession(
-        Island(handle, modules, optimizers[-1], on_end="flag"), handle, subject, counter
+        Island(handle, weights, modules, optimizers[-1], on_end="flag"),
+        handle,
+        weights,
+        subject,
+        counter,
     )
     session.island.__enter__()
     return session
@@ -212,7 +219,13 @@ class _RankCounts:
         )
 
 
-_Joined = tuple[IslandHandle, Sequence[torch.nn.Module], SavedSubject, Host | None]
+_Joined = tuple[
+    IslandHandle,
+    HeldWeights,
+    Sequence[torch.nn.Module],
+    SavedSubject,
+    Host | None,
+]
 
 
 def _join_alone(
@@ -224,7 +237,7 @@ def _join_alone(
 ) -> _Joined:
     check()
     host, view = enter_alone(model, run, island=island, keeping=past)
-    return SingleProcessHandle(host, view), [model], host, host
+    return host, HostWeights(host, view), [model], host, host
 
 
 def _join_ranks(
@@ -254,9 +267,9 @@ def _join_ranks(
     handle, modules, _ = joined
     is_leader = torch.distributed.get_rank() == 0
     if not is_leader:
-        handle.tally.inner_steps = int(handle.metrics()["atoll/inner_steps"])
+        handle.tally.inner_steps = handle.concluded.trained[0]
     counts = _RankCounts(handle, is_leader=is_leader)
-    return handle, modules, counts, handle.host if is_leader else None
+    return handle, handle, modules, counts, handle.host if is_leader else None
 
 
 def _without_other_island(

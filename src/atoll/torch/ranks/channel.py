@@ -76,6 +76,12 @@ class RankChannel:
         for rank in self.others:
             self.send_message(rank, message)
 
+    def send_to_living(self, message: Message) -> None:
+        """Send a message to all others that have not ended: they need none."""
+        for rank in self.others:
+            with suppress(RemoteError):
+                self.send_message(rank, message)
+
     def receive_message(self, source: int, *, within_s: float | None = None) -> Message:
         """Return the next message of a rank.
 
@@ -182,8 +188,8 @@ T = TypeVar("T")
 class CollectiveCalls:
     """The collective calls of all training threads, at the leader."""
 
-    def __init__(self, channel: RankChannel, conclusion: Callable[[], Message]) -> None:
-        self.channel, self._conclusion = channel, conclusion
+    def __init__(self, channel: RankChannel) -> None:
+        self.channel = channel
         self._lock = threading.Lock()
         self._is_open = False
         self.num_orders = 0
@@ -191,9 +197,14 @@ class CollectiveCalls:
 
     @contextmanager
     def collective_call(
-        self, call: str, steps: int, *, within_s: float | None = None
+        self,
+        call: str,
+        steps: int,
+        conclusion: Callable[[], Message],
+        *,
+        within_s: float | None = None,
     ) -> Iterator[list[Message]]:
-        """Wait for all ranks to enter a call; release them with its result.
+        """Wait for all ranks to enter a call; release them with its conclusion.
 
         Yields the message of each of the others.
 
@@ -213,7 +224,7 @@ class CollectiveCalls:
         except BaseException as exc:
             self._release({"do": "fail", **to_message(exc, LEADER)})
             raise
-        self._release({"do": "resume", **self._conclusion()})
+        self._release({"do": "resume", **conclusion()})
 
     def order(self, order: Message) -> None:
         """Send an order to every rank in the call; this one executes it afterwards."""
@@ -248,29 +259,34 @@ class CollectiveCalls:
     def _release(self, message: Message) -> None:
         with self._lock:
             self._is_open = False
-            for rank in self.channel.others:
-                with suppress(RemoteError):  # a rank that has ended needs no message
-                    self.channel.send_message(rank, message)
+            self.channel.send_to_living(message)
 
 
 class BackgroundOrders:
     """Orders to the background threads of all ranks, at the leader."""
 
-    def __init__(self, channel: RankChannel, num_orders: Callable[[], int]) -> None:
-        self.channel, self._num_orders = channel, num_orders
+    def __init__(self, channel: RankChannel) -> None:
+        self.channel = channel
         self._lock = threading.Lock()
 
-    def execute(self, order: Message, act: Callable[[], T]) -> tuple[T, list[Message]]:
+    def execute(
+        self, order: Message, act: Callable[[], T], *, if_idle: bool = False
+    ) -> tuple[T, list[Message]]:
         """Execute an order on all ranks, here by `act`; return their answers too.
 
         Raises:
+            BlockingIOError: with `if_idle`, and another order is executed.
             Exception: of this rank or of another. All have finished.
         """
-        with self._lock:
+        if not self._lock.acquire(blocking=not if_idle):
+            raise BlockingIOError("another order is executed")
+        try:
             return self._execute(order, act)
+        finally:
+            self._lock.release()
 
     def _execute(self, order: Message, act: Callable[[], T]) -> tuple[T, list[Message]]:
-        self.channel.send_to_all({"after": self._num_orders(), **order})
+        self.channel.send_to_all(order)
         first_error = FirstError()
         results: list[T] = []
         first_error.attempt(lambda: results.append(act()))
@@ -283,29 +299,10 @@ class BackgroundOrders:
                 raise from_message(answer)
         return results[0], answers
 
-    def request(self, order: Message) -> list[Message]:
-        """Execute an order on all other ranks, and return their answers."""
-        return self.execute(order, lambda: None)[1]
-
-    def request_if_idle(self, order: Message) -> list[Message] | None:
-        """Send an order and return the answers; None while another order is executed.
-
-        An order in progress shows that the ranks are alive, too.
-        """
-        if not self._lock.acquire(blocking=False):
-            return None
-        try:
-            return self._execute(order, lambda: None)[1]
-        finally:
-            self._lock.release()
-
-    def notify(self, *orders: Message) -> None:
-        """Send orders without an answer to all ranks that have not ended."""
+    def notify(self, order: Message) -> None:
+        """Send an order without an answer to all ranks that have not ended."""
         with self._lock:
-            for rank in self.channel.others:
-                with suppress(RemoteError):  # a rank that has ended needs no message
-                    for order in orders:
-                        self.channel.send_message(rank, order)
+            self.channel.send_to_living(order)
 
 
 _BY_KIND = {failure.kind: failure for failure in FAILURES}

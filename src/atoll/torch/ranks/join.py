@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +34,6 @@ from atoll.protocol import ModelSpec
 from atoll.settings import RunSettings
 from atoll.torch.checkpoint import WorldRanks
 from atoll.torch.from_run import bundle_of
-from atoll.torch.host import IslandHandle, Optimizers
 from atoll.torch.model import Stage
 from atoll.torch.ranks.channel import (
     LEADER,
@@ -45,9 +43,9 @@ from atoll.torch.ranks.channel import (
     open_channels,
     to_message,
 )
+from atoll.torch.ranks.dispatcher import RankDispatcher
 from atoll.torch.ranks.follower import FollowerRank
-from atoll.torch.ranks.fragments import RankFragments
-from atoll.torch.ranks.leader import LeaderRank
+from atoll.torch.ranks.leader import LeaderRank, RankSignals
 from atoll.torch.ranks.ownership import (
     HeldTensor,
     Ownership,
@@ -57,8 +55,11 @@ from atoll.torch.ranks.ownership import (
 )
 from atoll.torch.ranks.parallelism import RankGroup, rank_group_of
 from atoll.torch.ranks.sharded_memory import ShardedMemory
-from atoll.torch.ranks.view import RankConstants, RankView, give, with_digests
-from atoll.weights import lay_out, terms_of
+from atoll.torch.ranks.view import RankConstants, RankView, with_digests
+from atoll.weights import lay_out
+
+RankHandle = LeaderRank | FollowerRank
+"""An island's handle, and its weights, at any rank."""
 
 
 def join_ranks(
@@ -68,9 +69,9 @@ def join_ranks(
     island: str | None,
     checkpoint: CheckpointLike | None,
     check: Callable[[], None],
-    optimizer: Optimizers,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     past: EarlierIncarnation | None = None,
-) -> tuple[IslandHandle, list[torch.nn.Module], IslandCheckpoints | None] | None:
+) -> tuple[RankHandle, list[torch.nn.Module], IslandCheckpoints | None] | None:
     """Return this rank's handle, modules and checkpoints; None: it trains alone.
 
     An error of `check` on one rank is raised on all. `past` is the island of a
@@ -121,7 +122,7 @@ def form(
     *,
     saved: Sequence[SavedFragment] = (),
     returns: bool = False,
-) -> LeaderRank | FollowerRank:
+) -> RankHandle:
     """Return this rank's handle of the island that the group forms.
 
     Each rank calls `check` first: all raise the error of any. `saved` are this rank's
@@ -138,31 +139,30 @@ def form(
     spec = with_digests(orders, table, rank_tensors, model_of(table, stages=stages))
     view = RankView(rank_tensors, orders)
 
-    def make_fragments(settings: RunSettings) -> RankFragments:
-        layout = lay_out(spec, settings)
-        ownership = Ownership(table, layout)
+    def find_ownership(settings: RunSettings) -> Ownership:
+        ownership = Ownership(table, lay_out(spec, settings))
         view.set_ownership(ownership)
-        terms = [terms_of(fragment, settings) for fragment in layout]
-        return RankFragments(view, orders.rank, ownership, terms)
+        return ownership
 
-    specs = {tensor.name: tensor for tensor in spec.tensors}
-
-    def give_constant(name: str) -> None:
-        give(orders, table, rank_tensors, specs[name])
-
-    common: dict[str, Any] = {
-        "timeout_s": rank_group.timeout.total_seconds(),
-        "data_ranks": data_ranks,
-    }
+    ranks = RankDispatcher(orders, works)
+    memory = ShardedMemory(ranks, view, find_ownership, saved)
+    constants = RankConstants(ranks, table, rank_tensors, spec)
+    timeout_s = rank_group.timeout.total_seconds()
+    signals = RankSignals(ranks, timeout_s)
     if not orders.is_leader:
-        follower = FollowerRank(
-            orders, works, view, make_fragments, give_constant, saved=saved, **common
-        )
+        follower = FollowerRank(ranks, view, memory, signals, data_ranks=data_ranks)
         follower.join()
         return follower
-    leader = LeaderRank(orders, works, view, make_fragments, returns=returns, **common)
-    constants = RankConstants(orders, table, rank_tensors, leader.order)
-    leader.join(lambda: enter(view, spec, leader.memory, constants))
+    leader = LeaderRank(
+        ranks,
+        view,
+        memory,
+        signals,
+        timeout_s=timeout_s,
+        data_ranks=data_ranks,
+        returns=returns,
+    )
+    leader.join(lambda: enter(view, spec, memory, constants))
     return leader
 
 
@@ -219,12 +219,12 @@ def _all_gather(channel: RankChannel, message: Message) -> Sequence[Message]:
 class RankSubject:
     """One rank's part of an island. Implements `CheckpointSubject`."""
 
-    def __init__(self, handle: LeaderRank | FollowerRank) -> None:
+    def __init__(self, handle: RankHandle) -> None:
         self._handle, self._before_steps = handle, 0
 
     @property
     def round(self) -> int:
-        return self._handle.last_common_round
+        return self._handle.concluded.round
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -250,7 +250,7 @@ class RankSubject:
     def count_from(self, progress: int) -> None:
         """Count inner steps like the leader, with `progress` in all incarnations."""
         if isinstance(self._handle, FollowerRank):
-            inner_steps = int(self._handle.metrics()["atoll/inner_steps"])
+            inner_steps = self._handle.concluded.trained[0]
             self._handle.tally.inner_steps = inner_steps
             self._before_steps = progress - inner_steps
 
@@ -258,7 +258,7 @@ class RankSubject:
 def keeping_of_ranks(
     checkpoint: CheckpointLike | None,
     rank_group: RankGroup,
-    optimizer: Optimizers,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     run: object,
 ) -> IslandCheckpoints | None:
     """Restore the newest checkpoint on every rank; None without `checkpoint=`.
@@ -312,9 +312,7 @@ def _agreed_policy(
     return policies[0] if policies else None
 
 
-def begin_checkpoints(
-    keeping: IslandCheckpoints, handle: LeaderRank | FollowerRank
-) -> None:
+def begin_checkpoints(keeping: IslandCheckpoints, handle: RankHandle) -> None:
     """Begin to save checkpoints, on every rank, once the island is a member."""
     subject, ranks = RankSubject(handle), WorldRanks()
     host = handle.host if isinstance(handle, LeaderRank) else None

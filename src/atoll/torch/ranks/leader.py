@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -21,18 +21,11 @@ from atoll.errors import AtollError, RemoteError
 from atoll.island import Host
 from atoll.island.progress import RunClock
 from atoll.island.saved_state import SavedIsland
-from atoll.torch.host import by_name
-from atoll.torch.ranks.channel import (
-    LEADER,
-    BackgroundOrders,
-    CollectiveCalls,
-    Message,
-    RankChannel,
-    to_message,
-)
-from atoll.torch.ranks.sharded_memory import MakeFragments, ShardedMemory
+from atoll.torch.model import by_name
+from atoll.torch.ranks.channel import LEADER, Message, to_message
+from atoll.torch.ranks.dispatcher import RankDispatcher, Thread, on_all_ranks
+from atoll.torch.ranks.sharded_memory import ShardedMemory
 from atoll.torch.ranks.view import RankView
-from atoll.weights.layout import F32
 
 LEAVE_S = 20.0
 """Time that a leader that leaves waits for the others to leave as well."""
@@ -49,31 +42,29 @@ class LeaderRank:
 
     def __init__(
         self,
-        orders: RankChannel,
-        works: RankChannel,
+        ranks: RankDispatcher,
         view: RankView,
-        make_fragments: MakeFragments,
+        memory: ShardedMemory,
+        signals: RankSignals,
         *,
         timeout_s: float,
         data_ranks: list[bool],
         returns: bool = False,
     ) -> None:
-        self._view, self._data_ranks, self._returns = view, data_ranks, returns
-        self.is_end_requested: Callable[[], bool] = lambda: False
-        self.data_share = data_share_of(LEADER, data_ranks)
-        self._stop_agreement = StopAgreement(timeout_s)
-        self._calls = CollectiveCalls(orders, self._conclusion)
-        self._background = BackgroundOrders(works, lambda: self._calls.num_orders)
-        self.memory = ShardedMemory(self._calls, self._background, make_fragments)
-        self._host_: Host | None = None
+        self._data_ranks, self._returns = data_ranks, returns
+        self.keep_local, self.restore_local = view.keep_local, view.restore_local
+        self._calls, self._background = ranks.collective, ranks.background
+        self._signals, self._stop_agreement = signals, signals.stop_agreement
+        self.memory = memory
+        self._host: Host | None = None
         self._tokens = self._counted = self._noted = 0
-        self._stops = False
-        self.has_left = False
+        self.has_left = self.must_stop = False
         self._deferred_error: BaseException | None = None
         """An error of this rank between two calls: the next call raises it on all."""
 
-        self._saves, self.last_common_round = 0, 0
-        self.clock, self.trained = RunClock(), (0, 0)
+        self.concluded: RankStatus
+        """The status at the end of the last call, the same on all ranks."""
+
         self._has_stepped = False
         """Whether the ranks have made a call after an inner step, with its tokens."""
 
@@ -98,53 +89,33 @@ class LeaderRank:
             self._end()
             raise
 
-    def order(self, order: Message) -> None:
-        """Send an order to every other rank, during a collective call."""
-        self._calls.order(order)
-
     def _join(self, enter: Callable[[], Host]) -> None:
         with self._collective_call("join"):
-            self._host_ = enter()
-            self.settings, self.tally = self._host.settings, self._host.tally
-            joined = self._host.joined
-            self.name, self.slot, self.run = joined.island, joined.slot, joined.run
+            self._host = host = enter()
+            self.tally = host.tally
+            self.membership = replace(
+                host.membership, data_share=data_share_of(LEADER, self._data_ranks)
+            )
 
-    @property
-    def _host(self) -> Host:
-        assert self._host_ is not None, "the island has not joined"
-        return self._host_
-
-    @property
-    def round(self) -> int:
-        return self._host.round
-
-    @property
-    def run_steps(self) -> int:
-        return self._host.run_steps
-
-    @property
-    def run_tokens(self) -> int:
-        return self._host.position.tokens
-
-    @property
-    def saves(self) -> int:
-        return self._saves
-
-    @property
-    def digest(self) -> str:
-        return self._host.digest
-
-    @property
-    def has_ended(self) -> bool:
-        return self._host.has_ended
-
-    @property
-    def must_stop(self) -> bool:
-        return self._stops
+    def end_when(self, is_asked: Callable[[], bool]) -> None:
+        self._signals.is_end_requested = is_asked
 
     @property
     def host(self) -> Host:
+        assert self._host is not None, "the island has not joined"
         return self._host
+
+    @property
+    def status(self) -> Host:
+        return self.host
+
+    @property
+    def trained(self) -> tuple[int, int]:
+        return self.concluded.trained
+
+    @property
+    def saves(self) -> int:
+        return self.concluded.saves
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -153,15 +124,12 @@ class LeaderRank:
         For steps since the last call, every rank with data is assumed to have had as
         many tokens as this one.
         """
-        steps, tokens = self._host.progress
+        steps, tokens = self.host.progress
         since = self._tokens - self._noted
         return steps, tokens + since * sum(self._data_ranks)
 
     def count_tokens(self, tokens: int) -> None:
         self._tokens += tokens
-
-    def metrics(self) -> Mapping[str, float]:
-        return self.tally.metrics()
 
     def stepped(self) -> None:
         stops_here = self._stop_agreement.count_step()
@@ -169,21 +137,21 @@ class LeaderRank:
         if stops_here or (self._wakes_in <= 1 and not self._is_over()):
             with self._collective_call("a step"):
                 self._has_stepped = True
-                self._host.stepped()
+                self.host.stepped()
             return
         try:
-            self._host.stepped()
+            self.host.stepped()
         except Exception as exc:  # the others train: it is raised where all stop
             self._deferred_error = exc
 
     @property
     def _wakes_in(self) -> int:
         """Inner steps until the next call of all ranks, which the first step makes."""
-        return self._host.wakes_in if self._has_stepped else 1
+        return self.host.wakes_in if self._has_stepped else 1
 
     def sync_now(self) -> None:
         with self._collective_call("sync_now()"):
-            self._host.sync_now()
+            self.host.sync_now()
 
     def leave(self, *, depart: bool, is_alone: bool) -> None:
         if self.has_left:
@@ -193,7 +161,7 @@ class LeaderRank:
             is_alone = is_alone and not self._is_interrupted
             if is_alone or self._failure is not None:
                 # Rounds wait for the next incarnation if the island resumes exactly.
-                self._host.pause() if self._returns else self._host.leave(depart=False)
+                self.host.pause() if self._returns else self.host.leave(depart=False)
                 reason = "it has failed. Its log has the error."
                 self._fail(
                     RemoteError(f"Rank {LEADER} of this island has left: {reason}")
@@ -212,7 +180,7 @@ class LeaderRank:
                 self._collective_call("pause()", within_s=LEAVE_S),
             ):
                 pass
-            self._host.pause()
+            self.host.pause()
         finally:
             self._end()
 
@@ -221,53 +189,43 @@ class LeaderRank:
         """Yield this rank's part of the island; no part changes meanwhile."""
         with ExitStack() as stack:
             with self._collective_call("saving()"):
-                saved = stack.enter_context(self._host.saving(is_exact=is_exact))
+                saved = stack.enter_context(self.host.saving(is_exact=is_exact))
             yield saved
 
     def before_seal(self, act: Callable[[int, int], None]) -> None:
         def before() -> None:
-            steps, settled = self._host.progress[0], self._host.settled_steps
-            order = {"do": "seals", "steps": steps, "settled": settled}
-            self._calls.order(order)
-            act(steps, settled)
+            self.memory.note_seal(self.host.progress[0], self.host.settled_steps)
 
-        self._host.before_seal(before)
+        self.memory.before_seal = act
+        self.host.before_seal(before)
 
     def anchor(self) -> dict[str, torch.Tensor]:
         weights: dict[str, torch.Tensor] = {}
         with self._collective_call("anchor()"):
-            for slot in self._host.slots:
+            for slot in self.host.slots:
                 with slot.lock:
                     (flat,) = self.memory.gathered(slot, 1)
                 weights |= by_name(slot.layout, flat)
         return weights
 
-    def keep_local(self) -> list[F32]:
-        return [self._view.read_held(i) for i in range(len(self._view.vectors))]
-
     def load_anchor(self) -> int:
         rounds = []
         with self._collective_call("evaluating()"):
-            for slot in self._host.slots:
+            for slot in self.host.slots:
                 with slot.lock:  # no rank may adopt an outcome before all have written
-                    self._calls.order({"do": "show", "index": slot.index})
-                    self._view.write(slot.index, slot.state.anchor)
+                    self.memory.show_anchor(slot)
                     rounds.append(slot.state.round)
         return min(rounds)
 
-    def restore_local(self, vectors: Any) -> None:
-        for index, values in enumerate(vectors):
-            self._view.write_held(index, values)
-
     def _is_over(self) -> bool:
-        return self._host.has_ended or self._host.has_left
+        return self.host.has_ended or self.host.has_left
 
     def _leave_together(self, *, depart: bool) -> None:
         try:
             with self._collective_call("leave()", within_s=LEAVE_S):
-                self._host.leave(depart=depart)
+                self.host.leave(depart=depart)
         except RemoteError:
-            self._host.leave(depart=False)
+            self.host.leave(depart=False)
             raise
 
     @contextmanager
@@ -278,7 +236,7 @@ class LeaderRank:
         steps = self._stop_agreement.steps
         try:
             with self._calls.collective_call(
-                call, steps, within_s=within_s
+                call, steps, self._conclusion, within_s=within_s
             ) as messages:
                 if self._deferred_error is not None:
                     raise self._deferred_error
@@ -297,37 +255,33 @@ class LeaderRank:
         reported = [self._tokens, *others]
         is_counted = zip(reported, self._data_ranks, strict=True)
         total = sum(tokens for tokens, counts in is_counted if counts)
-        is_asked = self.is_end_requested() or any(
+        is_asked = self._signals.is_end_requested() or any(
             message["asked"] for message in messages
         )
-        self._stops = self._stops or is_asked
-        if self._host_ is not None:
-            self._host_.tally.tokens += total - self._counted
+        self.must_stop = self.must_stop or is_asked
+        if self._host is not None:
+            self._host.tally.tokens += total - self._counted
         self._counted, self._noted = total, self._tokens
 
     def _conclusion(self) -> Message:
-        host = self._host
-        self._saves, self.last_common_round = host.position.saves, host.round
-        self.clock, self.trained = (
-            host.clock,
-            (self.tally.inner_steps, self.tally.tokens),
+        host = self.host
+        self.concluded = RankStatus(
+            island=host.membership.island,
+            slot=host.membership.slot,
+            run=host.membership.run,
+            wakes_in=self._wakes_in,
+            round=host.round,
+            run_steps=host.run_steps,
+            run_tokens=host.run_tokens,
+            clock=host.clock,
+            trained=host.trained,
+            saves=host.saves,
+            digest=host.digest,
+            has_ended=host.has_ended,
+            must_stop=self.must_stop,
+            metrics=host.metrics,
         )
-        return {
-            "island": self.name,
-            "slot": self.slot,
-            "run": self.run,
-            "wakes_in": self._wakes_in,
-            "round": host.round,
-            "run_steps": host.run_steps,
-            "run_tokens": self.run_tokens,
-            "clock": self.clock.to_dict(),
-            "made": list(self.trained),
-            "saves": self._saves,
-            "digest": host.digest,
-            "ended": host.has_ended,
-            "stops": self._stops,
-            "metrics": dict(self.metrics()),
-        }
+        return {"status": asdict(self.concluded)}
 
     def _require_together(self) -> None:
         if self._failure is not None:
@@ -338,41 +292,34 @@ class LeaderRank:
         while not self._ends.wait(self._pulse_s):
             try:
                 self._calls.send_keepalive()
-                self._check(
-                    self._background.request_if_idle({"do": "ping", "after": 0})
-                )
+                with suppress(BlockingIOError):  # that shows that ranks live, too
+                    self._check(self._signals.read())
             except AtollError as exc:
                 if not self._ends.is_set():
                     self._fail(exc)
                 return
 
-    def _check(self, answers: list[Message] | None) -> None:
-        if answers is None:
-            return
-        for rank, answer in zip(self._background.channel.others, answers, strict=True):
-            if answer["gone"]:
+    def _check(self, signals: list[Signal]) -> None:
+        for rank, (_, leave_reason) in enumerate(signals):
+            if leave_reason:
                 raise RemoteError(
-                    f"Rank {rank} of this island has left: {answer['gone']}"
+                    f"Rank {rank} of this island has left: {leave_reason}"
                 )
-        is_asked = self.is_end_requested() or any(answer["asked"] for answer in answers)
+        is_asked = any(is_asked for is_asked, _ in signals)
         if (
             (is_asked or self._deferred_error)
-            and not self._stops
+            and not self.must_stop
             and not self._stop_agreement.is_agreed
         ):
             self._agree()
 
     def _agree(self) -> None:
         """Agree with all ranks on the step of their next call."""
-        own_steps = self._stop_agreement.hold()
         try:
-            answers = self._background.request({"do": "halt", "after": 0})
-            step = 1 + max(own_steps, *(answer["steps"] for answer in answers))
-            self._background.request({"do": "meet", "at": step, "after": 0})
+            self._signals.agree(1 + self._signals.hold())
         except AtollError:
             self._stop_agreement.release()
             raise
-        self._stop_agreement.agree(step)
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
@@ -392,6 +339,75 @@ def data_share_of(rank: int, data_ranks: list[bool]) -> tuple[int, int]:
     """
     number = sum(data_ranks[: rank + 1])
     return max(number - 1, 0), max(1, sum(data_ranks))
+
+
+Signal = tuple[bool, str]
+"""Whether a rank has a request to end, and why it has left, if it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStatus:
+    """An island at the end of a call of all its ranks. Implements `IslandStatus`."""
+
+    island: str
+    slot: int
+    run: str
+    wakes_in: int
+    """Inner steps until the next call of all ranks."""
+
+    round: int
+    run_steps: int
+    run_tokens: int
+    clock: RunClock
+    trained: tuple[int, int]
+    """Inner steps of the island, and their tokens."""
+
+    saves: int
+    digest: str
+    has_ended: bool
+    must_stop: bool
+    metrics: Mapping[str, float]
+
+    @classmethod
+    def of(cls, fields: Message) -> RankStatus:
+        """Return the status that the leader has sent."""
+        clock, (steps, tokens) = fields.pop("clock"), fields.pop("trained")
+        return cls(clock=RunClock(**clock), trained=(steps, tokens), **fields)
+
+
+def _joined(signals: list[list[Signal]]) -> list[Signal]:
+    return [signal for part in signals for signal in part]
+
+
+class RankSignals:
+    """The requests to end of all ranks, read by the leader between two calls."""
+
+    def __init__(self, ranks: RankDispatcher, timeout_s: float) -> None:
+        self.ranks, self.stop_agreement = ranks, StopAgreement(timeout_s)
+        self.is_end_requested: Callable[[], bool] = lambda: False
+        """Whether this process has a request to end."""
+
+        self.leave_reason = ""
+        """Why this rank has left alone: it ends once the leader has read this."""
+
+        self.is_last_read = False
+        ranks.register(self)
+
+    @on_all_ranks(Thread.IF_IDLE, combine=_joined)
+    def read(self) -> list[Signal]:
+        """Return the signals of all ranks."""
+        self.is_last_read = bool(self.leave_reason)
+        return [(self.is_end_requested(), self.leave_reason)]
+
+    @on_all_ranks(Thread.AT_ONCE, combine=max)
+    def hold(self) -> int:
+        """Block further steps on all ranks, and return the most that one has made."""
+        return self.stop_agreement.hold()
+
+    @on_all_ranks(Thread.AT_ONCE)
+    def agree(self, step: int) -> None:
+        """Unblock the steps of all ranks up to the agreed one."""
+        self.stop_agreement.agree(step)
 
 
 class StopAgreement:

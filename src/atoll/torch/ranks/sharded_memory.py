@@ -1,112 +1,160 @@
-"""The memory of an island with weights on many ranks. Implements `Memory`.
+"""The memory of an island with weights on many ranks.
 
-The leader's host calls it like the memory of one process. Each method executes the same
-operation on every rank's part; the leader assembles one fragment at a time.
+Every rank has one, with its parts of all fragments. The leader's implements
+`IslandMemory`: its host calls it like the memory of one process, each marked method
+runs on all ranks, and the leader assembles one fragment at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from atoll import wire
 from atoll.errors import CorruptError, UsageError
 from atoll.exchange import Frame
 from atoll.island.fragment import IslandFragment, UpdateInFlight
-from atoll.island.memory import HostBuffers, require_sizes
+from atoll.island.memory import WholeMemory, remaking
 from atoll.island.saved_state import SavedFragment, SavedIsland
-from atoll.island.snapshot import as_work
-from atoll.protocol import JoinReply
 from atoll.protocol.island import RemainingWork
-from atoll.settings import RunSettings, SyncSection
-from atoll.torch.ranks.channel import BackgroundOrders, CollectiveCalls
-from atoll.torch.ranks.fragments import RankFragments, summary_of
-from atoll.weights import FragmentLayout, FragmentState, Layout, Terms
-from atoll.weights.layout import F32
+from atoll.settings import RunSettings
+from atoll.torch.ranks.channel import FirstError
+from atoll.torch.ranks.dispatcher import (
+    OnlyLeader,
+    RankDispatcher,
+    Thread,
+    on_all_ranks,
+)
+from atoll.torch.ranks.fragments import (
+    FragmentParts,
+    FragmentSummary,
+    filled,
+    summary_of,
+)
+from atoll.torch.ranks.ownership import Ownership
+from atoll.torch.ranks.view import RankView
+from atoll.weights import FragmentState, Layout
+from atoll.weights.layout import F32, blocks
+from atoll.weights.local import encode, want
+from atoll.weights.state import kernel_of
+from atoll.weights.verify import Norm
 from atoll.wire import Verdict
 
-MakeFragments = Callable[[RunSettings], RankFragments]
+FindOwnership = Callable[[RunSettings], Ownership]
+"""Returns the owners of all elements in a run with these settings."""
 
 
 class ShardedMemory:
-    """Weights on several ranks, at the leader of their island."""
+    """Weights on several ranks: the parts of one of them."""
 
     def __init__(
         self,
-        calls: CollectiveCalls,
-        background: BackgroundOrders,
-        make_fragments: MakeFragments,
+        ranks: RankDispatcher,
+        view: RankView,
+        find_ownership: FindOwnership,
+        saved: Sequence[SavedFragment] = (),
     ) -> None:
-        self._calls, self._background = calls, background
-        self._make_fragments, self._buffers = make_fragments, HostBuffers()
-        self._fragments: RankFragments | None = None
+        self.ranks, self._view, self._find_ownership = ranks, view, find_ownership
+        self._memory = WholeMemory(view)
+        self._slots: dict[int, IslandFragment] = {}
+        """This rank's part of each fragment. Those of the leader's host share the
+        state, whose digest there is that of the whole fragment."""
+
+        self._updates: dict[int, UpdateInFlight] = {}
+        """This rank's parts of the updates in flight, by number."""
+
+        self._saved = list(saved)
+        self._settings: RunSettings | None = None
+        self.snapshot: list[SavedFragment] = []
+        """The last parts that a rank has saved, unless it is the leader."""
+
+        self.before_seal: Callable[[int, int], None] = _ignore
+        """Called before updates are sealed, with the island's inner steps, and those
+        that are settled."""
+
+        ranks.refer(
+            IslandFragment, lambda slot: slot.index, lambda index: self._slots[index]
+        )
+        ranks.refer(
+            UpdateInFlight, lambda sealed: sealed.number, self._updates.__getitem__
+        )
+        ranks.refer(
+            SavedFragment, lambda saved: saved.index, lambda index: self._saved[index]
+        )
+        ranks.refer(Sequence[IslandFragment], _summaries, self._filled)
+        ranks.register(self)
 
     @property
-    def fragments(self) -> RankFragments:
-        assert self._fragments is not None, "nothing has been laid out"
-        return self._fragments
+    def settings(self) -> RunSettings:
+        """The run's settings, once the island has joined."""
+        assert self._settings is not None, "nothing has been laid out"
+        return self._settings
 
-    def lay_out(self, layout: Layout, joined: JoinReply) -> None:
-        require_lockstep(joined.settings)
-        settings = joined.settings.to_dict()
-        self._calls.order({"do": "lay_out", "settings": settings})
-        self._fragments = self._make_fragments(joined.settings)
+    def lay_out(self, layout: Layout, settings: RunSettings) -> None:
+        require_lockstep(settings)
+        self.lay_out_parts(settings)
 
-    def begin(
-        self,
-        index: int,
-        layout: FragmentLayout,
-        terms: Terms,
-        state: FragmentState | None,
-    ) -> IslandFragment:
-        founds = state is None
-        self._calls.order({"do": "begin", "index": index, "founds": founds})
-        channel = self._calls.channel
-        part = self.fragments.begin(channel, index, state, founds=founds)
-        # The slot has the digest of the whole fragment, as the run has.
+    @on_all_ranks(Thread.TRAINING)
+    def lay_out_parts(self, settings: RunSettings) -> None:
+        """Set the layout of each rank's parts."""
+        ownership, rank = self._find_ownership(settings), self.ranks.orders.rank
+        indices = range(len(ownership.layout))
+        parts = tuple(ownership.part(rank, index) for index in indices)
+        self._memory.lay_out(parts, settings)
+        self._parts, self._settings = FragmentParts(ownership, rank), settings
+
+    def begin(self, index: int, state: FragmentState | None) -> IslandFragment:
+        part = self.begin_part(index, state, founds=state is None)
+        layout = self._parts.ownership.layout[index]
         slot = IslandFragment(
-            index=index, layout=layout, state=part.state, up=terms.up, residual=None
+            index=index, layout=layout, state=part.state, up=part.up, residual=None
         )
         slot.state.digest = state.digest if state is not None else self.measure(slot)
         slot.note_held()
         return slot
 
+    @on_all_ranks(Thread.TRAINING)
+    def begin_part(
+        self, index: int, state: OnlyLeader[FragmentState], *, founds: bool
+    ) -> IslandFragment:
+        """Found a fragment on the live weights, or take the leader's state of it."""
+        part = None if founds else self._scatter(index, state, in_call=True)
+        self._slots[index] = self._memory.begin(index, part)
+        return self._slots[index]
+
+    @on_all_ranks(Thread.TRAINING)
     def hold(self, slot: IslandFragment, number: int) -> F32:
-        self._calls.order({"do": "hold", "index": slot.index, "number": number})
-        return self.fragments.memory.hold(self._own_slot(slot), number)
+        base = self._memory.hold(self._slots[slot.index], number)
+        if not self.ranks.is_leader:  # the leader's host has the update
+            self._updates[number] = UpdateInFlight(
+                number=number,
+                round=0,
+                base=base,
+                inner_steps=0,
+                tokens=0,
+                weight=1,
+                arrival=Future(),
+            )
+        return base
 
-    def take(
-        self,
-        slot: IslandFragment,
-        sealed: UpdateInFlight,
-        mode: str,
-        *,
-        keep_local: float,
-    ) -> None:
-        self._calls.order(
-            {
-                "do": "take",
-                "index": slot.index,
-                "number": sealed.number,
-                "way": mode,
-                "keep_local": keep_local,
-            }
-        )
-        memory = self.fragments.memory
-        memory.take(self._own_slot(slot), sealed, mode, keep_local=keep_local)
+    @on_all_ranks(Thread.TRAINING)
+    def take(self, slot: IslandFragment, sealed: UpdateInFlight, mode: str) -> None:
+        self._memory.take(self._slots[slot.index], sealed, mode)
 
+    @on_all_ranks(Thread.TRAINING)
     def forget(self, sealed: UpdateInFlight) -> None:
-        self._calls.order({"do": "forget", "number": sealed.number})
-        self.fragments.memory.forget(sealed)
+        self._memory.forget(sealed)
+        self._updates.pop(sealed.number, None)
 
-    def measure(self, slot: IslandFragment) -> bytes:
-        index, count = slot.index, slot.state.count
-        order = {"do": "measure", "index": index, "count": count}
-        channel = self._background.channel
-        return self._background.execute(
-            order, lambda: self.fragments.measure(channel, index, count=count)
-        )[0]
+    @on_all_ranks(Thread.TRAINING)
+    def give(
+        self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
+    ) -> None:
+        self._memory.give(self._slots[slot.index], saved, remaining)
 
     def seal(
         self,
@@ -117,43 +165,78 @@ class ShardedMemory:
         decay: float,
         is_difference: bool,
     ) -> tuple[np.ndarray, float]:
-        index, channel = slot.index, self._background.channel
-        body = self._buffers.body(slot.up.body_bytes(slot.layout.elements))
-        options = {"seed": seed, "decay": decay, "is_difference": is_difference}
-        order = {"do": "seal", "index": index, "number": sealed.number, **options}
+        body = self._memory.buffers.body(slot.up.body_bytes(slot.layout.elements))
         try:
-            norm, _ = self._background.execute(
-                order,
-                lambda: self.fragments.seal(
-                    channel,
-                    index,
-                    sealed,
-                    seed=seed,
-                    decay=decay,
-                    is_difference=is_difference,
-                    body=body,
-                ),
+            norm = self.seal_parts(
+                slot, sealed, body, seed=seed, decay=decay, is_difference=is_difference
             )
         except BaseException:
-            self._buffers.give_back(body)
+            self._memory.buffers.give_back(body)
             raise
         return body, norm
 
-    def keep_loaded(self, slot: IslandFragment, sealed: UpdateInFlight) -> None:
-        order = {"do": "keep_loaded", "index": slot.index, "number": sealed.number}
-        own_slot, memory = self._own_slot(slot), self.fragments.memory
-        self._background.execute(order, lambda: memory.keep_loaded(own_slot, sealed))
+    @on_all_ranks(Thread.BACKGROUND)
+    def seal_parts(
+        self,
+        slot: IslandFragment,
+        sealed: UpdateInFlight,
+        body: OnlyLeader[np.ndarray],
+        *,
+        seed: int,
+        decay: float,
+        is_difference: bool,
+    ) -> float:
+        """Fill the leader's body with an update of all parts; return its norm.
+
+        Raises:
+            NonFinite: at the leader. The message has the parameter.
+        """
+        return self._seal(
+            slot.index,
+            sealed,
+            body,
+            seed=seed,
+            decay=decay,
+            is_difference=is_difference,
+        )
 
     def apply(self, slot: IslandFragment, agreed: Frame) -> None:
         state, header = slot.state, agreed.header
         state.require_next(header, elements=slot.layout.elements)
         if header.elements:
-            assert header.outer is not None
-            state.count += header.outer.optimizer == "adam"
+            outer = header.outer
+            assert outer is not None
+            state.count += outer.optimizer == "adam"
             state.digest = bytes(len(state.digest))
-            self._step(slot, agreed)
+            self.step(
+                slot, agreed.body, down=header.codec, outer=outer, count=state.count
+            )
             state.digest = self.measure(slot)
         state.round = header.round
+
+    @on_all_ranks(Thread.BACKGROUND)
+    def step(
+        self,
+        slot: IslandFragment,
+        body: OnlyLeader[np.ndarray],
+        *,
+        down: str,
+        outer: wire.OuterValues,
+        count: int,
+    ) -> None:
+        """Take an outer step by the leader's body of an agreed mean.
+
+        Raises:
+            CorruptError: the body does not decode; the part is then unusable.
+        """
+        index, first_error = slot.index, FirstError()
+        step = kernel_of(slot.state.vectors, outer, count)
+        for cut, values in self._parts.decoded(
+            self.ranks.works, index, down, body, first_error
+        ):
+            mean = np.ascontiguousarray(values[cut.positions])
+            first_error.attempt(partial(step, cut.compact, mean))
+        first_error.finish()
 
     def replace(self, slot: IslandFragment, state: FragmentState) -> None:
         if len(state.anchor) != slot.layout.elements:
@@ -161,30 +244,54 @@ class ShardedMemory:
                 f"The state of fragment {slot.index} has {len(state.anchor)} elements, "
                 f"and the fragment {slot.layout.elements}. Ask for the state again."
             )
-        channel, index = self._background.channel, slot.index
-        order = {"do": "replace", "index": index}
-        part, _ = self._background.execute(
-            order, lambda: self.fragments.scatter(channel, index, state)
-        )
-        part.digest = state.digest
-        slot.state = self._own_slot(slot).state = part
+        self.replace_part(slot, state)
+        slot.state.digest = state.digest
 
+    @on_all_ranks(Thread.BACKGROUND)
+    def replace_part(
+        self, slot: IslandFragment, state: OnlyLeader[FragmentState]
+    ) -> None:
+        """Take the leader's state of a fragment."""
+        part = self._scatter(slot.index, state, in_call=False)
+        slot.state = self._slots[slot.index].state = part
+
+    @on_all_ranks(Thread.BACKGROUND)
     def settle(
         self, slot: IslandFragment, sealed: UpdateInFlight, verdict: Verdict
     ) -> None:
-        order = {
-            "do": "settle",
-            "index": slot.index,
-            "number": sealed.number,
-            "verdict": verdict.name,
-        }
-        own_slot, memory = self._own_slot(slot), self.fragments.memory
-        self._background.execute(
-            order, lambda: memory.settle_residual(own_slot, sealed, verdict)
-        )
-        if sealed.frame is not None and sealed.frame.header.elements:
-            self._buffers.give_back(sealed.frame.body)
+        self._memory.settle(self._slots[slot.index], sealed, verdict)
 
+    @on_all_ranks(Thread.BACKGROUND)
+    def measure(self, slot: IslandFragment) -> bytes:
+        """Return the digest of the whole fragment's state, at the leader."""
+        return self._parts.measure(
+            self.ranks.works, slot.index, slot.state.vectors, count=slot.state.count
+        )
+
+    def whole(self, slot: IslandFragment) -> FragmentState:
+        state = slot.state
+        anchor, *moments = self.gathered(slot, len(state.vectors))
+        return FragmentState(anchor, moments, round=state.round, count=state.count)
+
+    def gathered(self, slot: IslandFragment, count: int) -> list[F32]:
+        """Return the first vectors of a fragment's state, from all ranks."""
+        vectors = [np.empty(slot.layout.elements, np.float32) for _ in range(count)]
+        self.gather(slot, count, vectors)
+        return vectors
+
+    @on_all_ranks(Thread.BACKGROUND)
+    def gather(
+        self, slot: IslandFragment, count: int, out: OnlyLeader[list[F32]]
+    ) -> None:
+        """Fill the leader's vectors with the first ones of all parts' states."""
+        vectors = slot.state.vectors[:count]
+        self._parts.gather(self.ranks.works, slot.index, vectors, out=out)
+
+    @on_all_ranks(Thread.BACKGROUND)
+    def keep_loaded(self, slot: IslandFragment, sealed: UpdateInFlight) -> None:
+        self._memory.keep_loaded(self._slots[slot.index], sealed)
+
+    @on_all_ranks(Thread.BACKGROUND)
     def since(
         self,
         slot: IslandFragment,
@@ -193,143 +300,213 @@ class ShardedMemory:
         *,
         is_settled: bool,
     ) -> None:
-        order = {
-            "do": "since",
-            "index": slot.index,
-            "flying": flying.number,
-            "rest": rest.number,
-            "is_settled": is_settled,
-        }
-        own_slot, memory = self._own_slot(slot), self.fragments.memory
-        self._background.execute(
-            order, lambda: memory.since(own_slot, flying, rest, is_settled=is_settled)
-        )
+        part = self._slots[slot.index]
+        self._memory.since(part, flying, rest, is_settled=is_settled)
 
     def has_left_over(self, slot: IslandFragment) -> bool:
         flying = slot.sealed
         is_flying = flying is not None and flying.outcome is None
-        number = flying.number if flying is not None and is_flying else None
-        order = {"do": "left_over", "index": slot.index, "number": number}
-        residual = self._own_slot(slot).residual
-        if flying is not None and is_flying:
+        return self.has_residual(slot, flying if is_flying else None)
+
+    @on_all_ranks(Thread.BACKGROUND, combine=any)
+    def has_residual(self, slot: IslandFragment, flying: UpdateInFlight | None) -> bool:
+        """Return whether any part has a residual: after an update in flight, if any."""
+        residual = self._slots[slot.index].residual
+        if flying is not None:
             residual = flying.residual_after
-        answers = self._background.request(order)
-        is_own = residual is not None and bool(residual.any())
-        return is_own or any(answer["has"] for answer in answers)
+        return residual is not None and bool(residual.any())
 
-    def whole(self, slot: IslandFragment) -> FragmentState:
-        vectors = self.gathered(slot, 1 + len(slot.state.moments))
-        state = slot.state
-        return FragmentState(
-            vectors[0], vectors[1:], round=state.round, count=state.count
-        )
+    @on_all_ranks(Thread.BACKGROUND)
+    def leave_over(
+        self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
+    ) -> None:
+        self._memory.leave_over(self._slots[slot.index], saved, remaining)
 
+    @on_all_ranks(Thread.TRAINING)
     def saving(
         self,
         slots: Sequence[IslandFragment],
-        sync: SyncSection,
         *,
         trained: tuple[int, int],
         is_exact: bool,
     ) -> list[SavedFragment]:
-        order = {"do": "save", "made": trained, "is_exact": is_exact}
-        self._calls.order({**order, "slots": [summary_of(slot) for slot in slots]})
-        pairs = [(slot, self._own_slot(slot)) for slot in slots]
-        own_slots = [
-            replace(slot, layout=own_slot.layout, residual=own_slot.residual)
-            for slot, own_slot in pairs
+        """Return this rank's part, which the other ranks keep as `snapshot`."""
+        pairs = [(slot, self._slots[slot.index]) for slot in slots]
+        parts = [
+            replace(slot, layout=part.layout, residual=part.residual)
+            for slot, part in pairs
         ]
-        return self.fragments.memory.saving(
-            own_slots, sync, trained=trained, is_exact=is_exact
-        )
+        saved = self._memory.saving(parts, trained=trained, is_exact=is_exact)
+        if not self.ranks.is_leader:
+            self.snapshot = saved
+        return saved
 
-    def as_work(self, saved: SavedIsland, sync: SyncSection) -> SavedIsland:
-        trained = saved.inner_steps, saved.tokens
-        self._calls.order({"do": "as_work", "made": trained})
-        parts = self.fragments
-        work = as_work(saved.fragments, parts.layout, parts.view, sync, trained=trained)
-        return replace(saved, is_exact=False, fragments=work)
+    def as_work(self, saved: SavedIsland) -> SavedIsland:
+        self.make_work(trained=(saved.inner_steps, saved.tokens))
+        return replace(saved, is_exact=False, fragments=self._saved)
 
-    def require_fitting(self, layout: Layout, saved: Sequence[SavedFragment]) -> None:
-        require_sizes([part.elements for part in self.fragments.layout], saved)
-        self._background.request({"do": "fit"})
+    @on_all_ranks(Thread.TRAINING)
+    def make_work(self, *, trained: tuple[int, int]) -> None:
+        """Replace the saved parts by their work: see `as_work`."""
+        self._saved = self._memory.work_of(self._saved, trained=trained)
 
-    def resume(
-        self, index: int, layout: FragmentLayout, terms: Terms, saved: SavedFragment
-    ) -> IslandFragment:
-        self._calls.order({"do": "stand", "index": index})
-        own_slot = self.fragments.resume(index, saved)
-        slot = replace(own_slot, layout=layout, residual=None)
+    def require_fitting(self, saved: Sequence[SavedFragment]) -> None:
+        self._saved = list(saved)
+        self.require_parts_fit()
+
+    @on_all_ranks(Thread.BACKGROUND)
+    def require_parts_fit(self) -> None:
+        """Return if each rank has saved parts of its layout."""
+        self._memory.require_fitting(self._saved)
+
+    def resume(self, saved: SavedFragment) -> IslandFragment:
+        part = self.resume_part(saved)
+        layout = self._parts.ownership.layout[saved.index]
+        slot = replace(part, layout=layout, residual=None)
         # The digest of the whole fragment, as in `begin`.
         slot.state.digest = saved.digest
         slot.note_held()
         return slot
 
+    @on_all_ranks(Thread.TRAINING)
+    def resume_part(self, saved: SavedFragment) -> IslandFragment:
+        """Restore a fragment's part; return it with its update in flight."""
+        part = self._memory.resume(saved)
+        self._slots[saved.index] = replace(part, sealed=None)
+        if part.sealed is not None:
+            self._updates[part.sealed.number] = part.sealed
+        return part
+
     def remake(
         self, slot: IslandFragment, saved: SavedFragment, *, seed: int, decay: float
     ) -> tuple[np.ndarray, float]:
-        index, channel = slot.index, self._background.channel
         body = np.empty(slot.up.body_bytes(slot.layout.elements), np.uint8)
-        order = {"do": "remake", "index": index, "seed": seed, "decay": decay}
-        norm, _ = self._background.execute(
-            order,
-            lambda: self.fragments.remake(
-                channel, index, saved, seed=seed, decay=decay, body=body
-            ),
-        )
-        return body, norm
+        return body, self.remake_parts(slot, saved, body, seed=seed, decay=decay)
 
-    def give(
-        self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
+    @on_all_ranks(Thread.BACKGROUND)
+    def remake_parts(
+        self,
+        slot: IslandFragment,
+        saved: SavedFragment,
+        body: OnlyLeader[np.ndarray],
+        *,
+        seed: int,
+        decay: float,
+    ) -> float:
+        """Seal a saved update again: see `SavedStates.remake`."""
+        with remaking(self._slots[slot.index], saved) as sealed:
+            return self._seal(
+                slot.index, sealed, body, seed=seed, decay=decay, is_difference=True
+            )
+
+    @on_all_ranks(Thread.TRAINING)
+    def show_anchor(self, slot: IslandFragment) -> None:
+        """Put the anchor of a fragment into the model."""
+        self._view.write(slot.index, slot.state.anchor)
+
+    @on_all_ranks(Thread.TRAINING)
+    def note_seal(self, steps: int, settled: int) -> None:
+        """Call `before_seal` on every rank."""
+        self.before_seal(steps, settled)
+
+    def _scatter(
+        self, index: int, state: FragmentState | None, *, in_call: bool
+    ) -> FragmentState:
+        """Return this rank's part of the leader's state; the others pass None."""
+        channel = self.ranks.orders if in_call else self.ranks.works
+        count = 1 + wire.MOMENTS[self._memory.terms[index].outer.optimizer]
+        return self._parts.scatter(channel, index, state, count=count)
+
+    def _seal(
+        self,
+        index: int,
+        sealed: UpdateInFlight,
+        body: np.ndarray | None,
+        *,
+        seed: int,
+        decay: float,
+        is_difference: bool,
+    ) -> float:
+        slot, parts, channel = self._slots[index], self._parts, self.ranks.works
+        first_error = FirstError()
+        if slot.residual is not None:
+            sealed.residual_after = self._memory.buffers.vector(len(slot.residual))
+        writer = UpdateWriter(parts.ownership, index, slot, seed, body)
+        for first, last in parts.chunks(index):
+            cut = parts.cut(index, first, last)
+            values = np.empty(cut.size, np.float32)
+            want(
+                slot.layout,
+                None if is_difference else slot.state.anchor,
+                sealed.base[cut.compact],
+                cut.compact,
+                values,
+                residual=slot.residual,
+                decay=decay,
+            )
+            if sealed.residual_after is not None:
+                sealed.residual_after[cut.compact] = values
+            chunk = np.empty(last - first, np.float32) if parts.is_leader else None
+            parts.collect(channel, index, first, last, values, chunk)
+            if chunk is not None:
+                first_error.attempt(partial(writer.write, first, chunk))
+        if sealed.residual_after is not None:
+            self._subtract_sent(index, sealed.residual_after, body)
+        first_error.finish()
+        return writer.norm.value()
+
+    def _subtract_sent(self, index: int, wanted: F32, body: np.ndarray | None) -> None:
+        """Subtract from `wanted` the part of it that the codec has sent."""
+        up, first_error = self._memory.terms[index].up.name, FirstError()
+        for cut, sent in self._parts.decoded(
+            self.ranks.works, index, up, body, first_error
+        ):
+            residual = wanted[cut.compact]
+            np.subtract(residual, sent[cut.positions], out=residual)
+
+    def _filled(
+        self, summaries: list[tuple[int, FragmentSummary]]
+    ) -> list[IslandFragment]:
+        """Return this rank's slots with the facts of the leader's."""
+        saved = dict(enumerate(self._saved))
+        return [
+            filled(self._slots[i], facts, self._updates.__getitem__, saved.get(i))
+            for i, facts in summaries
+        ]
+
+
+def _summaries(slots: Sequence[IslandFragment]) -> list[tuple[int, FragmentSummary]]:
+    return [(slot.index, summary_of(slot)) for slot in slots]
+
+
+def _ignore(steps: int, settled: int) -> None:
+    """Do nothing before updates are sealed."""
+
+
+class UpdateWriter:
+    """Encodes a fragment chunk by chunk, as `weights.seal` does block by block."""
+
+    def __init__(
+        self,
+        ownership: Ownership,
+        index: int,
+        slot: IslandFragment,
+        seed: int,
+        body: np.ndarray | None,
     ) -> None:
-        self._calls.order({"do": "give", "index": slot.index, "left": remaining.value})
-        self.fragments.memory.give(self._own_slot(slot), saved, remaining)
+        self._layout, self._up, self._seed = ownership.layout[index], slot.up, seed
+        self._body, self.norm = body, Norm()
 
-    def leave_over(
-        self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
-    ) -> None:
-        order = {"do": "leave_over", "index": slot.index, "left": remaining.value}
-        own_slot, memory = self._own_slot(slot), self.fragments.memory
-        self._background.execute(
-            order, lambda: memory.leave_over(own_slot, saved, remaining)
-        )
-
-    def gathered(self, slot: IslandFragment, count: int) -> list[F32]:
-        """Return the first vectors of a fragment's state, from all ranks."""
-        index, channel = slot.index, self._background.channel
-        vectors = [np.empty(slot.layout.elements, np.float32) for _ in range(count)]
-        parts = slot.state.vectors[:count]
-        self._background.execute(
-            {"do": "gather", "index": index, "count": count},
-            lambda: self.fragments.gather(channel, index, parts, out=vectors),
-        )
-        return vectors
-
-    def _step(self, slot: IslandFragment, agreed: Frame) -> None:
-        header, index, channel = agreed.header, slot.index, self._background.channel
-        outer, count = header.outer, slot.state.count
-        assert outer is not None
-        order = {
-            "do": "step",
-            "index": index,
-            "down": header.codec,
-            "outer": asdict(outer),
-            "count": count,
-        }
-        self._background.execute(
-            order,
-            lambda: self.fragments.step(
-                channel,
-                index,
-                down=header.codec,
-                outer=outer,
-                count=count,
-                body=agreed.body,
-            ),
-        )
-
-    def _own_slot(self, slot: IslandFragment) -> IslandFragment:
-        return self.fragments.slots[slot.index]
+    def write(self, first: int, values: F32) -> None:
+        """Encode values from element `first` on, and add their decoded norm."""
+        assert self._body is not None
+        sent = np.empty(min(wire.STATE_PIECE, len(values)), np.float32)
+        for block in blocks(len(values)):
+            chunk, start = values[block], first + block.start
+            encode(self._layout, self._up, chunk, self._body, start, self._seed)
+            decoded = sent[: len(chunk)]
+            self._up.decode(self._body, decoded, first=start)
+            self.norm.add(decoded)
 
 
 def require_lockstep(settings: RunSettings) -> None:

@@ -11,7 +11,7 @@ uploaded to a run that the island founds, one at a time at the leader.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from atoll.exchange.base import in_parts
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.torch.model import raw_bytes
-from atoll.torch.ranks.channel import LEADER, Message, RankChannel
+from atoll.torch.ranks.channel import LEADER, RankChannel
+from atoll.torch.ranks.dispatcher import RankDispatcher, Thread, on_all_ranks
 from atoll.torch.ranks.ownership import Ownership, RankTensors, Table
 from atoll.weights import Layout
 from atoll.weights.layout import F32
@@ -118,17 +119,18 @@ class RankView:
             self.vectors[fragment].write(position.start, values[compact])
         self._swap(fragment, values)
 
-    def read_held(self, fragment: int) -> F32:
-        """Return a copy of all values of this rank."""
-        vector = self.vectors[fragment]
-        values = np.empty(vector.elements, np.float32)
-        vector.read(0, values)
-        return values
+    def keep_local(self) -> list[F32]:
+        """Return a copy of all values of this rank, for `restore_local`."""
+        vectors = [np.empty(vector.elements, np.float32) for vector in self.vectors]
+        for vector, values in zip(self.vectors, vectors, strict=True):
+            vector.read(0, values)
+        return vectors
 
-    def write_held(self, fragment: int, values: F32) -> None:
-        """Write back the values that `read_held` has returned."""
+    def restore_local(self, vectors: list[F32]) -> None:
+        """Write back the values that `keep_local` has returned."""
         self._tensors.reshard()
-        self.vectors[fragment].write(0, values)
+        for vector, values in zip(self.vectors, vectors, strict=True):
+            vector.write(0, values)
 
     def _swap(self, fragment: int, values: F32) -> None:
         """Exchange the elements that several ranks hold, a chunk of each at a time."""
@@ -210,23 +212,26 @@ def with_digests(
 
 
 class RankConstants:
-    """The constants of all ranks, at their leader. Implements `Constants`."""
+    """The constants of all ranks. Implements `Constants` at the leader."""
 
     def __init__(
-        self,
-        channel: RankChannel,
-        table: Table,
-        rank_tensors: RankTensors,
-        order: Callable[[Message], None],
+        self, ranks: RankDispatcher, table: Table, tensors: RankTensors, spec: ModelSpec
     ) -> None:
-        self._channel, self._table, self._tensors = channel, table, rank_tensors
-        self._order = order
+        self.ranks, self._table, self._tensors = ranks, table, tensors
+        self._specs = {tensor.name: tensor for tensor in spec.tensors}
+        ranks.register(self)
 
     def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
-        self._order({"do": "constant", "name": constant.name})
-        yield from in_parts(
-            gather(self._channel, self._table, self._tensors, constant), first
-        )
+        yield from in_parts(self.gather(constant.name), first)
+
+    @on_all_ranks(Thread.TRAINING)
+    def gather(self, name: str) -> U8:
+        """Return all bytes of a constant, at the leader."""
+        channel, spec = self.ranks.orders, self._specs[name]
+        if channel.is_leader:
+            return gather(channel, self._table, self._tensors, spec)
+        give(channel, self._table, self._tensors, spec)
+        return np.empty(0, np.uint8)
 
 
 def _digest(

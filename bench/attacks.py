@@ -30,10 +30,11 @@ from _timing import parse
 
 from atoll.errors import AtollError
 from atoll.exchange import CoordinatorExchange, Frame
-from atoll.exchange.api import PROTOCOL, BodyKind, Identity, proof_text
+from atoll.exchange.api import PROTOCOL, Identity, proof_text
 from atoll.exchange.over_http import HttpLine
 from atoll.http import HttpClient
 from atoll.protocol import JoinReply, JoinRequest
+from atoll.routes import BodyKind
 from atoll.security import Role, authorization, read_token, token_file
 from atoll.weights import FragmentState, lay_out, terms_of
 from atoll.wire import blake3_digest

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
-from atoll.exchange.api import ROUTES, Identity, ProofRule, proof_text, to_request
+from atoll.exchange.api import Identity, proof_text, to_request
 from atoll.exchange.calls import (
     AgreedCall,
     Call,
@@ -36,6 +36,7 @@ from atoll.exchange.calls import (
 )
 from atoll.protocol import Heartbeat, HeldRound, JoinReply, JoinRequest
 from atoll.protocol.membership import LEASE_S
+from atoll.routes import ROUTES, ProofRule
 from atoll.testing.fixtures import (
     MODEL,
     OUTER,

@@ -12,10 +12,11 @@ import pytest
 
 from atoll.errors import UsageError
 from atoll.exchange import CoordinatorExchange
-from atoll.exchange.api import BodyKind, to_request
+from atoll.exchange.api import to_request
 from atoll.exchange.calls import JoinCall
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinRequest
+from atoll.routes import BodyKind
 from atoll.testing.fixtures import OUTER
 from atoll.wire import PIECE_ELEMENTS, FrameKind, Header, blake3_digest, pack
 from atoll.wire.digests import view_of

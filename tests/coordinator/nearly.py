@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from atoll.exchange.api import EncodedRequest, to_request
 from atoll.exchange.calls import Call
+from atoll.http.request import parse_target
+from atoll.routes import Route, find_route
 from atoll.wire.digests import view_of
 from tests.coordinator.serving import proof_of
 
@@ -118,6 +120,12 @@ def of_operator(
         headers=(("authorization", token),),
         body=b"" if said is None else json.dumps(said).encode(),
     )
+
+
+def route_of(asking: Asking) -> Route:
+    """Return the row of the table that a request finds."""
+    segments, _ = parse_target(asking.target, max_path_bytes=2048)
+    return find_route(asking.method, segments).route
 
 
 def nearly(samples: list[Asking]) -> st.SearchStrategy[Asking]:

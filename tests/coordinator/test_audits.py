@@ -13,6 +13,7 @@ from atoll.clock import SystemClock
 from atoll.coordinator.app import AuditLog
 from atoll.errors import Refused
 from atoll.http import Listener, Request, Response
+from atoll.routes import find_route
 from atoll.security import MustWait, Role, listening_context
 from atoll.security.audit import MAX_REPORTS
 from atoll.security.certificates import coordinator_certificate
@@ -88,16 +89,17 @@ def test_each_denial_has_its_word() -> None:
     """Tokens, roles and codes: what was asked for, by whom, and what was said."""
 
     def handle(audits: AuditLog, request: Request) -> None:
+        found = find_route(request.method, request.segments)
         match request.segments[-1]:
             case "pause":
-                audits.denied(request, None)
-                audits.denied(request, Role.ISLAND)
-                audits.allowed(request, Role.OPERATOR)
+                audits.denied(request, found, None)
+                audits.denied(request, found, Role.ISLAND)
+                audits.allowed(request, found, Role.OPERATOR)
             case "redeem":
-                audits.failed(request, None, Refused("wrong"))
-                audits.failed(request, None, MustWait(wait_s=1.0))
+                audits.failed(request, found, None, Refused("wrong"))
+                audits.failed(request, found, None, MustWait(wait_s=1.0))
             case _:
-                audits.failed(request, None, Refused("no business of ours"))
+                audits.failed(request, found, None, Refused("no business of ours"))
 
     with audited(handle) as (listener, events), calling(listener) as caller:
         for path in ("/control/pause", "/invites/redeem", "/islands/a/heartbeat"):
@@ -117,9 +119,10 @@ def test_what_was_allowed_is_always_told() -> None:
     """An operator's hundredth control is told as the first; denials are counted."""
 
     def handle(audits: AuditLog, request: Request) -> None:
+        found = find_route(request.method, request.segments)
         for _ in range(100):
-            audits.allowed(request, Role.OPERATOR)
-            audits.denied(request, None)
+            audits.allowed(request, found, Role.OPERATOR)
+            audits.denied(request, found, None)
 
     with audited(handle) as (listener, events), calling(listener) as caller:
         caller.call("POST", "/control/pause")

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from atoll.exchange import CoordinatorExchange, Frame, Outcome
-from atoll.exchange.api import BodyKind
 from atoll.exchange.calls import OutcomeCall, PublishCall
 from atoll.exchange.over_http import HttpLine
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, Reception
+from atoll.routes import BodyKind
 from atoll.testing.fixtures import OUTER
 from atoll.wire import PIECE_ELEMENTS, FrameKind, Header, pack
 from tests.coordinator.apart import Apart, serving_apart

@@ -16,6 +16,7 @@ from atoll.exchange.api import (
     Incoming,
     Info,
     Limits,
+    RequestHead,
     error_parts,
     identities_of,
     parse_call,
@@ -41,6 +42,7 @@ from atoll.exchange.calls import (
     Reply,
     StateCall,
 )
+from atoll.http.request import parse_target
 from atoll.protocol import (
     Heartbeat,
     HeldRound,
@@ -53,6 +55,7 @@ from atoll.protocol import (
 )
 from atoll.protocol.messages import CountedWork
 from atoll.protocol.model import ConstantCatalogue
+from atoll.routes import find_route
 from atoll.settings import RunSettings
 from atoll.wire import Header, blake3_digest, pack
 from atoll.wire.roster import new_name_fault
@@ -154,11 +157,16 @@ def proof_of(call: Call, *, key: bytes = b"key", run: str = "lagoon") -> str | N
     return None
 
 
+def head_of(method: str, target: str, headers: Mapping[str, str]) -> RequestHead:
+    """Return the head of a request as a coordinator reads it."""
+    segments, query = parse_target(target, max_path_bytes=2048)
+    return read_head(find_route(method, segments), query, headers)
+
+
 def sent_and_read(call: Call) -> Call:
     """Return a call as the coordinator reads it."""
     sent = to_request(call, proof=proof_of(call))
-    head = read_head(sent.method, sent.target, as_received(sent.headers))
-    assert head is not None
+    head = head_of(sent.method, sent.target, as_received(sent.headers))
     return parse_call(head, Incoming.of(body_bytes(sent)))
 
 

@@ -35,10 +35,8 @@ from atoll.exchange.api import (
     apart,
     error_parts,
     messages,
-    methods_of,
     nowhere_parts,
     parse_upload,
-    read_head,
     reply_parts,
     require_run,
     to_request,
@@ -54,6 +52,7 @@ from atoll.exchange.calls import (
     StateCall,
 )
 from atoll.protocol import HeldRound, Position
+from atoll.routes import UNLISTED, find_route, methods_of
 from tests.exchange.api_samples import (
     AGREED,
     BEAT,
@@ -66,6 +65,7 @@ from tests.exchange.api_samples import (
     as_received,
     body_bytes,
     frame_of,
+    head_of,
     plain,
     proof_of,
     raised_and_read,
@@ -266,8 +266,7 @@ def test_an_upload_is_judged_by_its_header() -> None:
     frame = frame_of(an_update())
     call = PublishCall(frame, BEAT)
     sent = to_request(call, proof=proof_of(call))
-    head = read_head(sent.method, sent.target, as_received(sent.headers))
-    assert head is not None
+    head = head_of(sent.method, sent.target, as_received(sent.headers))
     stream = BytesIO(body_bytes(sent))
     body = Incoming(stream.read, sent.body_bytes)
 
@@ -298,7 +297,7 @@ def test_a_frame_has_a_tag() -> None:
     assert re.fullmatch('"[0-9a-f]{64}"', tags[0])
 
 
-def head_of(call: Call, **changes: str) -> dict[str, str]:
+def headers_of(call: Call, **changes: str) -> dict[str, str]:
     """Return the headers of a call as they are received, with changes."""
     return as_received(to_request(call, run="lagoon é").headers) | changes
 
@@ -306,14 +305,14 @@ def head_of(call: Call, **changes: str) -> dict[str, str]:
 @pytest.mark.parametrize("said", ["1", "", "3", "2.0", "02"])
 def test_another_protocol_is_refused(said: str) -> None:
     """A caller of another version is told so, with both numbers."""
-    headers = head_of(StateCall(0), **{"atoll-protocol": said})
+    headers = headers_of(StateCall(0), **{"atoll-protocol": said})
     with pytest.raises(UsageError, match=f"protocol '{said}', and this coordinator 2"):
-        read_head("GET", "/state/0", headers)
+        head_of("GET", "/state/0", headers)
 
 
 def test_another_run_is_not_lost_work() -> None:
     """A call for another run is unreachable there, so that its island asks again."""
-    headers = head_of(StateCall(0))
+    headers = headers_of(StateCall(0))
 
     require_run(headers, "lagoon é")
     require_run({}, "lagoon é")
@@ -323,11 +322,11 @@ def test_another_run_is_not_lost_work() -> None:
 
 def test_a_path_that_is_not_there_is_said_to_be_none() -> None:
     """Unknown paths and methods are told apart, and answered in our form."""
-    assert read_head("GET", "/nowhere", {}) is None
-    assert read_head("PUT", "/state/0", {}) is None
-    assert methods_of("/state/0") == ("GET", "POST")
-    assert nowhere_parts("/nowhere").status == 404
-    wrong = nowhere_parts("/state/0")
+    assert find_route("GET", ("nowhere",)).route is UNLISTED
+    assert find_route("PUT", ("state", "0")).route is UNLISTED
+    assert methods_of(("state", "0")) == ("GET", "POST")
+    assert nowhere_parts(("nowhere",)).status == 404
+    wrong = nowhere_parts(("state", "0"))
     assert (wrong.status, wrong.headers["Allow"]) == (405, "GET, POST")
 
 
@@ -391,8 +390,7 @@ def test_a_header_for_another_path_is_refused() -> None:
         ("fragments/2", "fragments/3", "fragment=2 in the body is not 3"),
     ):
         target = sent.target.replace(said, other)
-        head = read_head(sent.method, target, as_received(sent.headers))
-        assert head is not None
+        head = head_of(sent.method, target, as_received(sent.headers))
         with pytest.raises(UsageError, match=message):
             parse_upload(head, Incoming.of(body_bytes(sent)))
 
@@ -401,7 +399,6 @@ def test_a_beat_of_another_island_does_not_ride() -> None:
     """Only an island's own beat comes with its update."""
     stranger = replace(BEAT, island="osaka")
     sent = to_request(PublishCall(frame_of(an_update()), stranger))
-    head = read_head(sent.method, sent.target, as_received(sent.headers))
-    assert head is not None
+    head = head_of(sent.method, sent.target, as_received(sent.headers))
     with pytest.raises(UsageError, match="'osaka' in the body is not 'tokyo-1'"):
         parse_upload(head, Incoming.of(body_bytes(sent)))

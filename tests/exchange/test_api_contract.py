@@ -15,7 +15,6 @@ from atoll.exchange.api import (
     Proofs,
     error_parts,
     parse_call,
-    read_head,
     reply_parts,
     to_request,
 )
@@ -23,7 +22,7 @@ from atoll.exchange.calls import Call, Reply
 from atoll.simulate import SimDisk
 from atoll.testing import EXCHANGE_CLAIMS
 from atoll.testing.exchange_contract import Attach, Claim
-from tests.exchange.api_samples import answered, as_received, body_bytes
+from tests.exchange.api_samples import answered, as_received, body_bytes, head_of
 from tests.exchange.test_contract import Standstill
 
 
@@ -42,8 +41,7 @@ class FormsLine:
 
     def _answer(self, sent: EncodedRequest) -> EncodedReply:
         try:
-            head = read_head(sent.method, sent.target, as_received(sent.headers))
-            assert head is not None
+            head = head_of(sent.method, sent.target, as_received(sent.headers))
             call = parse_call(head, Incoming.of(body_bytes(sent)))
             return reply_parts(self._service.handle(call, 0.0))
         except (AtollError, RunEnded) as exc:

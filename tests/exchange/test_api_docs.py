@@ -13,7 +13,6 @@ import pytest
 from atoll.errors import NameKnown, SettingsError, UsageError
 from atoll.exchange.api import (
     FAILURES,
-    ROUTES,
     Info,
     error_parts,
     info_parts,
@@ -26,6 +25,7 @@ from atoll.exchange.api.messages import ALL_SETTINGS
 from atoll.exchange.api.replies import catalogue_parts
 from atoll.exchange.calls import HeartbeatCall, KeepReply
 from atoll.protocol import ModelSpec, Reception
+from atoll.routes import ROUTES, BodyKind, ProofRule
 from tests.exchange.api_samples import (
     BEAT,
     CATALOGUE,
@@ -80,17 +80,24 @@ def test_every_form_of_the_page_is_compared() -> None:
 
 
 def test_the_page_lists_every_route() -> None:
-    """Methods, paths and queries of the page are those of the code."""
-    rows = re.findall(r"^\| `(\w+) (/\S*)` \| (.*?) \|", PAGE, re.MULTILINE)
+    """Method, path, query, body, role and proof of the page are those of the code."""
+    cells = " ?".join([r"^\| `(\w+ /\S*)`", *[r"\| ?(.*?)"] * 4, r"\| .* \|$"])
+    rows = re.findall(cells, PAGE, re.MULTILINE)
     listed = [
-        (method, path, frozenset(re.findall(r"`(\w+)`", query)))
-        for method, path, query in rows
+        (title, frozenset(re.findall(r"`(\w+)`", query)), body.partition(":")[0], *rest)
+        for title, query, body, *rest in rows
     ]
 
-    assert sorted(listed, key=str) == sorted(
-        [(each.method, "/" + "/".join(each.path), each.query) for each in ROUTES],
-        key=str,
-    )
+    assert listed == [
+        (
+            route.title,
+            route.query,
+            "" if route.body is BodyKind.EMPTY else route.body.name.lower(),
+            f"{route.role.value}s" if route.role else "all",
+            "" if route.proof is ProofRule.NEVER else route.proof.value,
+        )
+        for route in ROUTES
+    ]
 
 
 def test_the_page_lists_every_error() -> None:

@@ -8,14 +8,11 @@ import pytest
 
 from atoll.errors import UsageError
 from atoll.exchange.api import (
-    ROUTES,
     Incoming,
-    ProofRule,
     RequestHead,
     identities_of,
     parse_call,
     proof_text,
-    read_head,
     to_request,
 )
 from atoll.exchange.calls import (
@@ -31,6 +28,7 @@ from atoll.exchange.calls import (
     RecoverCall,
     StateCall,
 )
+from atoll.routes import ROUTES, ProofRule
 from atoll.wire import blake3_digest
 from atoll.wire.frame import PROOF_BYTES, island_proof
 from tests.exchange.api_samples import (
@@ -40,6 +38,7 @@ from tests.exchange.api_samples import (
     as_received,
     body_bytes,
     frame_of,
+    head_of,
     proof_of,
 )
 from tests.wire.samples import a_state, an_update, sealed
@@ -48,9 +47,7 @@ from tests.wire.samples import a_state, an_update, sealed
 def head_with(call: Call, proof: str | None) -> RequestHead:
     """Return the head of a call with another proof, or none."""
     sent = to_request(call, proof=proof)
-    head = read_head(sent.method, sent.target, as_received(sent.headers))
-    assert head is not None
-    return head
+    return head_of(sent.method, sent.target, as_received(sent.headers))
 
 
 OWN = (
@@ -69,13 +66,12 @@ OWN = (
 
 def test_every_route_says_whether_it_needs_a_proof() -> None:
     """All routes but reads and joinings do, and a call is sent for each of those."""
-    reads = {each.name for each in ROUTES if each.proof is ProofRule.NEVER}
+    routes = [each for each in ROUTES if each.is_call]
+    reads = {each.name for each in routes if each.proof is ProofRule.NEVER}
     others = {head_with(call, proof_of(call)).route.name for call in OWN}
 
-    assert reads == {
-        *("info", "join", "join_unnamed", "state", "constants", "constant")
-    }
-    assert others == {each.name for each in ROUTES} - reads
+    assert reads == {*("join", "join_unnamed", "state", "constants", "constant")}
+    assert others == {each.name for each in routes} - reads
     for call in (JOIN, StateCall(0), OutcomeCall(2, 7)):
         assert head_with(call, None).claim is None
 

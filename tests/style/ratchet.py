@@ -43,7 +43,6 @@ OWN_MODULES = {
     "atoll.demo.report": "what the demo shows; the verb is in another package",
     "atoll.cli.migration": "slow to import; the verb needs it only after its checks",
     "atoll.coordinator.operators": "HTTP routes of operators; the app is the process",
-    "atoll.coordinator.routes": "HTTP routes of islands; the app is the process",
     "atoll.exchange.all_reduce.reduction": "its package's entry; `__init__` lists it",
     "atoll.exchange.collective.follower": "what each rank does; the exchange is a port",
     "atoll.exchange.collective.gloo": "adapter of torch's process groups",

@@ -35,7 +35,7 @@ from atoll.errors import (
     exit_code,
 )
 from atoll.exchange.api import PROTOCOL, parse_info
-from atoll.exchange.api.routes import PROTOCOL_HEADER
+from atoll.exchange.api.request_head import PROTOCOL_HEADER
 from atoll.exchange.bucket import BucketReader
 from atoll.exchange.bucket.create import require_able, require_there
 from atoll.exchange.bucket.outcomes import Outcomes

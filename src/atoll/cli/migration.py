@@ -34,7 +34,7 @@ from atoll.coordinator.move import Arrival
 from atoll.errors import CorruptError, Refused, Unreachable, UsageError
 from atoll.exchange.api import Incoming
 from atoll.exchange.api.fields import MAX_LARGE_BYTES, load
-from atoll.exchange.api.routes import PROTOCOL, PROTOCOL_HEADER, target_of
+from atoll.exchange.api.request_head import PROTOCOL, PROTOCOL_HEADER
 from atoll.exchange.base import PART_BYTES, Frame
 from atoll.exchange.bucket import keys
 from atoll.exchange.bucket.create import reliable, require_no_coordinator, require_there
@@ -54,6 +54,7 @@ from atoll.island.environment import credentials_from_environment
 from atoll.protocol import TensorSpec
 from atoll.protocol.coordinator_state import Move
 from atoll.protocol.model import bytes_of
+from atoll.routes import ROUTE
 from atoll.runtime import SystemRuntime
 from atoll.security import (
     Credentials,
@@ -196,14 +197,14 @@ class MoveToStore:
         return bytes(reply.body)
 
     def _state(self, fragment: int) -> Frame:
-        return self._frame(target_of("state", fragment))
+        return self._frame(ROUTE["state"].target(fragment))
 
     def _update(self, update: UnclaimedUpdate) -> Frame:
         return self._frame(update_target(update))
 
     def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
         """Yield a constant that the coordinator has. Implements `Constants`."""
-        target = target_of("constant", constant.digest)
+        target = ROUTE["constant"].target(constant.digest)
         for start in range(first, bytes_of(constant), PART_BYTES):
             headers = {"Range": f"bytes={start}-{start + PART_BYTES - 1}"}
             yield self._retry(

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 from atoll import __version__, kernels, security
 from atoll.clock import Clock, SystemClock
 from atoll.coordinator.directory import CodeFiles, find_bundle, open_service
-from atoll.coordinator.operators import Operators, error_response
+from atoll.coordinator.operators import Operators
 from atoll.coordinator.routes import RouteContext, Routes, as_response
 from atoll.coordinator.spool import Spool
 from atoll.coordinator.states import StateFiles
@@ -46,6 +46,7 @@ from atoll.exchange.api import (
     error_parts,
     info_parts,
     model_fingerprint,
+    nowhere_parts,
 )
 from atoll.exchange.api.replies import Limits as InfoLimits
 from atoll.http import (
@@ -63,6 +64,7 @@ from atoll.protocol import Heartbeat, Stats
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
 from atoll.protocol.rounds import Phase
+from atoll.routes import UNLISTED, Route, RouteMatch, find_route
 from atoll.settings import RunSettings
 from atoll.telemetry import (
     EventBus,
@@ -173,7 +175,8 @@ class Coordinator:
                 failing=self._failing,
                 on_beat=self._on_beat,
                 unproven=self._unproven,
-            )
+            ),
+            self._operators,
         )
 
     @property
@@ -312,42 +315,51 @@ class Coordinator:
             on_error=self._failed,
             on_refused_handshake=self._audit_log.refused_handshake,
             on_shed=self._audit_log.shed,
-            judge=self._denied,
+            judge=self._judge,
             owner=_island_of,
             verifies=True,
         )
 
-    def _denied(self, request: Request) -> Response | None:
+    def _judge(self, request: Request) -> Response | None:
         """Return the error response for a denied request; None if it is permitted."""
-        needed = security.needed_role(request.method, request.target.partition("?")[0])
-        role = self._tokens.role_of(request.headers.get("authorization"))
+        match = find_route(request.method, request.segments)
+        return self._denied(request, match, self._role_of(request))
+
+    def _role_of(self, request: Request) -> security.Role | None:
+        return self._tokens.role_of(request.headers.get("authorization"))
+
+    def _denied(
+        self, request: Request, match: RouteMatch, role: security.Role | None
+    ) -> Response | None:
         if role is not None:
             request.connection.is_verified = True
         try:
-            if needed is not None:
-                security.require(role, needed)
+            security.require(role, match.route.role)
         except Refused as exc:
-            self._audit_log.denied(request, role)
+            self._audit_log.denied(request, match, role)
             status = 401 if role is None else 403
             return replace(as_response(error_parts(exc)), status=status)
-        if needed is None and request.is_bulk:
+        if match.route.role is None and request.is_bulk:
             message = "A request without a token may not have so large a body."
             return as_problem(Problem(413, "length", message))
         return None
 
     def _handle(self, request: Request) -> Response | DeferredResponse:
-        denied = self._denied(request)
+        match = find_route(request.method, request.segments)
+        role = self._role_of(request)
+        denied = self._denied(request, match, role)
         if denied is not None:
             return denied
-        role = self._tokens.role_of(request.headers.get("authorization"))
+        if match.route is UNLISTED or request.method == "HEAD":
+            return as_response(nowhere_parts(request.segments))
         try:
-            response = self._operators.handle(request, self._clock.now_s())
+            response = self._routes.handle(request, match)
         except (AtollError, RunEnded) as exc:
-            self._audit_log.failed(request, role, exc)
-            return error_response(exc)  # type: ignore[arg-type]
-        if request.method in ("POST", "PUT") and response is not None:
-            self._audit_log.allowed(request, role)
-        return response if response is not None else self._routes.handle(request)
+            self._audit_log.failed(request, match, role, exc)
+            return as_response(error_parts(exc))
+        if match.route.method in ("POST", "PUT") and not match.route.is_call:
+            self._audit_log.allowed(request, match, role)
+        return response
 
     def _info(self) -> EncodedReply:
         state, _ = self._threaded_service.look()
@@ -378,10 +390,9 @@ class Coordinator:
         if beat.stats is not None:
             self._tell(beat)
 
-    def _unproven(self, request: Request, island: str) -> None:
+    def _unproven(self, request: Request, route: Route, island: str) -> None:
         """Audit a call that names an island without the proof of its key."""
-        role = self._tokens.role_of(request.headers.get("authorization"))
-        self._audit_log.unproven(request, role, island)
+        self._audit_log.unproven(request, route, self._role_of(request), island)
 
     def _tell(self, beat: Heartbeat) -> None:
         assert beat.stats is not None
@@ -438,10 +449,8 @@ def _island_of(request: Request) -> str:
     It is not proven yet. Shares are counted by address as well, so that a false
     name from another address does not use up the island's share.
     """
-    match request.segments:
-        case ("islands", island, *_) | (_, _, _, _, "updates" | "offers", island):
-            return island
-    return request.query.get("island", "")
+    values = find_route(request.method, request.segments).values
+    return values.get("island", request.query.get("island", ""))
 
 
 def _progress(stats: Stats) -> tuple[int, int, float | None]:
@@ -511,7 +520,8 @@ class Connections:
 _ACTIONS = {action.value: action for action in security.AuditAction}
 _KINDS = {
     "control": security.AuditKind.CONTROL,
-    "invites": security.AuditKind.CODE_MADE,
+    "make_invite": security.AuditKind.CODE_MADE,
+    "redeem_invite": security.AuditKind.CODE_REDEEMED,
 }
 
 
@@ -528,34 +538,36 @@ class AuditLog:
         self._events, self._clock, self._unix_s = events, clock, unix_s
         self._sparing = security.RateLimiter()
 
-    def allowed(self, request: Request, role: security.Role | None) -> None:
+    def allowed(
+        self, request: Request, match: RouteMatch, role: security.Role | None
+    ) -> None:
         """Audit a permitted change."""
-        self._tell(_kind_of(request), security.AuditAnswer.ALLOWED, request, role=role)
+        self._tell(security.AuditAnswer.ALLOWED, request, match, role)
 
-    def denied(self, request: Request, role: security.Role | None) -> None:
+    def denied(
+        self, request: Request, match: RouteMatch, role: security.Role | None
+    ) -> None:
         """Audit a request whose token is missing or insufficient."""
-        answer = (
-            security.AuditAnswer.NO_TOKEN
-            if role is None
-            else security.AuditAnswer.WRONG_ROLE
-        )
-        self._tell(_kind_of(request), answer, request, role=role)
+        is_missing = role is None
+        answers = security.AuditAnswer
+        answer = answers.NO_TOKEN if is_missing else answers.WRONG_ROLE
+        self._tell(answer, request, match, role)
 
     def failed(
-        self, request: Request, role: security.Role | None, exc: AtollError | RunEnded
+        self,
+        request: Request,
+        match: RouteMatch,
+        role: security.Role | None,
+        exc: AtollError | RunEnded,
     ) -> None:
         """Audit a wrong invitation code; other failures are not audited."""
-        if request.segments[:1] == ("invites",):
-            waits = isinstance(exc, security.MustWait)
-            answer = (
-                security.AuditAnswer.MUST_WAIT
-                if waits
-                else security.AuditAnswer.WRONG_CODE
-            )
-            self._tell(_kind_of(request), answer, request, role=role)
+        if match.route.name in ("make_invite", "redeem_invite"):
+            answers, waits = security.AuditAnswer, isinstance(exc, security.MustWait)
+            answer = answers.MUST_WAIT if waits else answers.WRONG_CODE
+            self._tell(answer, request, match, role)
 
     def unproven(
-        self, request: Request, role: security.Role | None, island: str
+        self, request: Request, route: Route, role: security.Role | None, island: str
     ) -> None:
         """Audit a call that lacks the proof of the island it names."""
         self._emit(
@@ -563,7 +575,7 @@ class AuditLog:
             security.AuditAnswer.WRONG_PROOF,
             request.address[0],
             role=role,
-            route=security.route_of(request.method, request.target.partition("?")[0]),
+            route=route,
             island=island,
         )
 
@@ -581,21 +593,18 @@ class AuditLog:
 
     def _tell(
         self,
-        kind: security.AuditKind,
         answer: security.AuditAnswer,
         request: Request,
-        *,
+        match: RouteMatch,
         role: security.Role | None,
     ) -> None:
         self._emit(
-            kind,
+            _KINDS.get(match.route.name, security.AuditKind.REQUEST),
             answer,
             request.address[0],
             role=role,
-            route=security.route_of(request.method, request.target.partition("?")[0]),
-            action=_ACTIONS.get((*request.segments, "", "")[1])
-            if kind is security.AuditKind.CONTROL
-            else None,
+            route=match.route,
+            action=_ACTIONS.get(match.values.get("action", "")),
         )
 
     def _emit(
@@ -605,7 +614,7 @@ class AuditLog:
         address: str,
         *,
         role: security.Role | None = None,
-        route: security.RouteRule = security.UNLISTED,
+        route: Route = UNLISTED,
         action: security.AuditAction | None = None,
         island: str = "",
     ) -> None:
@@ -627,10 +636,3 @@ class AuditLog:
         # The name of a member, which events contain already: not text from the caller.
         member = {"island": island} if island else {}
         self._events.emit("audit", **audit.as_event(), **member)
-
-
-def _kind_of(request: Request) -> security.AuditKind:
-    first, then = (*request.segments, "", "")[:2]
-    if (first, then) == ("invites", "redeem"):
-        return security.AuditKind.CODE_REDEEMED
-    return _KINDS.get(first, security.AuditKind.REQUEST)

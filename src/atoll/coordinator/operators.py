@@ -1,4 +1,4 @@
-"""HTTP routes of operators: status, metrics, events, control."""
+"""Handlers of the routes of people and their tools: status, events, control."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from atoll.coordinator.anchor_file import CONTENT_TYPE as SAFETENSORS
 from atoll.coordinator.anchor_file import AnchorFiles
 from atoll.coordinator.directory import CodeFiles
 from atoll.coordinator.move import moved_run_of, update_of
+from atoll.coordinator.routes import as_response, keep_until_sent
 from atoll.coordinator.threads import ThreadedService
-from atoll.errors import AtollError, Refused, UsageError
-from atoll.exchange.api import error_parts
+from atoll.errors import Refused, UsageError
+from atoll.exchange.api import EncodedReply, RequestHead, json_answer
 from atoll.exchange.api.fields import (
-    MAX_LARGE_BYTES,
     SEE,
-    dump,
     hexed,
     load,
-    require_name,
 )
 from atoll.exchange.api.frames import buffers_of
 from atoll.exchange.api.replies import TARGET
-from atoll.exchange.api.routes import BodyKind, whole_text
+from atoll.exchange.api.request_head import whole_text
 from atoll.exchange.bucket.move import MOVED_RUN, UnclaimedUpdate
 from atoll.http import DeferredResponse, FilePart, Request, Response, as_json, ranged
 from atoll.protocol.events import (
@@ -41,14 +39,13 @@ from atoll.protocol.events import (
     SettingsChanged,
     StopRequested,
 )
+from atoll.routes import BodyKind
 from atoll.security import OneTimeCodes
 from atoll.telemetry import EventBus, render
 from atoll.telemetry.prometheus import CONTENT_TYPE
-from atoll.wire.digests import view_of
 from atoll.wire.roster import reason_fault
 
 MAX_COMMAND_BYTES = 64 * 1024
-ARCHIVE = "application/x-tar"
 EVENTS_WAIT_S = 20.0
 """Timeout of a long poll for new events."""
 
@@ -62,7 +59,7 @@ Status = Callable[[], dict[str, Any]]
 
 
 class Operators:
-    """Handles the routes of operators and tools."""
+    """Handles the routes of operators and tools, by their names in `ROUTES`."""
 
     def __init__(
         self,
@@ -89,84 +86,67 @@ class Operators:
 
         events.subscribe(lambda event: self._wake(), name="readers")
 
-    def handle(
-        self, request: Request, now_s: float
-    ) -> Response | DeferredResponse | None:
-        """Return the answer to a request, or None if it is an island's."""
-        match request.method, *request.segments:
-            case "GET", "health":
-                return as_json({"ok": True})
-            case "GET", "status":
-                return as_json(self._status())
-            case "GET", "metrics":
-                text = render(self._status(), self._events.counters())
-                return Response(
-                    headers={"Content-Type": CONTENT_TYPE}, body=text.encode()
-                )
-            case "GET", "events":
-                return self._read_events(request)
-            case "GET", "anchor":
-                return self._anchor(request)
-            case "GET", "bundle":
-                return self._definition(request)
-            case "GET", "code":
-                return as_json({"digests": self._code.digests()})
-            case "GET", "code", digest:
-                return _archive(request, self._code.find(digest))
-            case "PUT", "code", digest:
-                self._code.store(digest, request.body.read(MAX_CODE_BYTES))
-                return as_json({"digest": digest})
-            case "GET", "belongings":
-                return self._belongings()
-            case "GET", "belongings", fragment, round, island:
-                unclaimed = UnclaimedUpdate(
-                    fragment=whole_text(fragment, "fragment"),
-                    round=whole_text(round, "round"),
-                    island=require_name(island, "island"),
-                )
-                return self._update(unclaimed)
-            case "POST", "control", action:
-                return self._control(action, _command(request))
-            case "POST", "invites":
-                code = self._codes.make(now_s=now_s)
-                return as_json({"code": code.reveal()})
-            case "POST", "invites", "redeem":
-                invite = _command(request).get("code")
-                token = self._codes.redeem(
-                    str(invite), address=request.address[0], now_s=now_s
-                )
-                return as_json({"token": token.reveal()})
-        return None
+    def health(self, request: Request, head: RequestHead) -> Response:
+        return as_json({"ok": True})
 
-    def _control(self, action: str, fields: Mapping[str, Any]) -> Response:
+    def status(self, request: Request, head: RequestHead) -> Response:
+        return as_json(self._status())
+
+    def metrics(self, request: Request, head: RequestHead) -> Response:
+        text = render(self._status(), self._events.counters())
+        return Response(headers={"Content-Type": CONTENT_TYPE}, body=text.encode())
+
+    def make_invite(self, request: Request, head: RequestHead) -> Response:
+        _, now_s = self._threaded_service.look()
+        return as_json({"code": self._codes.make(now_s=now_s).reveal()})
+
+    def redeem_invite(self, request: Request, head: RequestHead) -> Response:
+        _, now_s = self._threaded_service.look()
+        code, address = str(_command(request).get("code")), request.address[0]
+        token = self._codes.redeem(code, address=address, now_s=now_s)
+        return as_json({"token": token.reveal()})
+
+    def code(self, request: Request, head: RequestHead) -> Response:
+        return as_json({"digests": self._code.digests()})
+
+    def fetch_code(self, request: Request, head: RequestHead) -> Response:
+        return _archive(request, self._code.find(head.path_values["digest"]))
+
+    def store_code(self, request: Request, head: RequestHead) -> Response:
+        digest = head.path_values["digest"]
+        self._code.store(digest, request.body.read(MAX_CODE_BYTES))
+        return as_json({"digest": digest})
+
+    def control(self, request: Request, head: RequestHead) -> Response:
+        action, fields = head.path_values["action"], _command(request)
         self._threaded_service.change(_event(action, fields, self._threaded_service))
         if action in ("stop", "drain"):
             last = self._threaded_service.look()[0].last_round
             self._events.emit("run_stopped", last_round=last)
         return as_json(self._status())
 
-    def _belongings(self) -> Response:
+    def belongings(self, request: Request, head: RequestHead) -> Response:
         """Answer with the description of a run that is being moved."""
         moved = self._threaded_service.change_by(moved_run_of)
-        body = dump(
-            MOVED_RUN.write(moved), name="belongings", max_bytes=MAX_LARGE_BYTES
-        )
-        return Response(headers={"Content-Type": BodyKind.JSON.value}, body=body)
+        return as_response(json_answer(MOVED_RUN.write(moved), name="belongings"))
 
-    def _update(self, unclaimed: UnclaimedUpdate) -> Response:
+    def unclaimed_update(self, request: Request, head: RequestHead) -> Response:
+        unclaimed = UnclaimedUpdate(
+            fragment=head.fragment, round=head.round, island=head.island
+        )
         frame = self._threaded_service.change_by(
             lambda service, _: update_of(service, unclaimed)
         )
-        return Response(
-            headers={"Content-Type": BodyKind.FRAME.value},
-            body=[view_of(part) for part in buffers_of(frame)],
-        )
+        headers = {"Content-Type": BodyKind.FRAME.value}
+        return as_response(EncodedReply(200, headers, buffers_of(frame)))
 
-    def _read_events(self, request: Request) -> Response | DeferredResponse:
+    def events(
+        self, request: Request, head: RequestHead
+    ) -> Response | DeferredResponse:
         """Answer with events after a number, once there are any."""
-        after = whole_text(request.query.get("after", "0"), "after")
+        after = whole_text(head.query.get("after", "0"), "after")
         events = self._events.after(after)
-        if events or "wait" not in request.query:
+        if events or "wait" not in head.query:
             return as_json([event.as_dict() for event in events])
         later = DeferredResponse(
             wait_s=EVENTS_WAIT_S, default=lambda: self._give_up(later)
@@ -189,18 +169,18 @@ class Operators:
         self._forget(later)
         return as_json([])
 
-    def _anchor(self, request: Request) -> Response:
+    def anchor(self, request: Request, head: RequestHead) -> Response:
         """Answer with the weights, as a file that every framework reads."""
-        round_text = request.query.get("round")
+        round_text = head.query.get("round")
         if round_text is None:
             file = self._anchors.newest()
         else:
             file = self._anchors.at(whole_text(round_text, "round"))
         headers = {"Content-Type": SAFETENSORS}
         response = ranged(request, file.body, etag=file.digest, headers=headers)
-        return replace(response, done=partial(_keep, file))
+        return replace(response, done=partial(keep_until_sent, file))
 
-    def _definition(self, request: Request) -> Response:
+    def bundle(self, request: Request, head: RequestHead) -> Response:
         """Answer with the bundle that defines the model."""
         path = self._bundle
         if path is None:
@@ -222,11 +202,9 @@ class Operators:
 def _archive(request: Request, path: Path) -> Response:
     """Answer with a file that is named by its digest."""
     part = FilePart(file=path, length=path.stat().st_size)
-    return ranged(request, part, etag=path.name, headers={"Content-Type": ARCHIVE})
-
-
-def _keep(file: object) -> None:
-    """Keep a reference to a file until it is sent: its last owner closes it."""
+    return ranged(
+        request, part, etag=path.name, headers={"Content-Type": BodyKind.ARCHIVE.value}
+    )
 
 
 def _event(
@@ -281,13 +259,3 @@ def _command(request: Request) -> Mapping[str, Any]:
     if not isinstance(fields, dict):
         raise UsageError(f"A command is a JSON object. {SEE}")
     return fields
-
-
-def error_response(exc: AtollError) -> Response:
-    """Return the answer to a request that was refused."""
-    answer = error_parts(exc)
-    return Response(
-        status=answer.status,
-        headers=answer.headers,
-        body=[memoryview(bytes(part)) for part in answer.body],
-    )

@@ -1,4 +1,4 @@
-"""HTTP routes of islands: from a request to a call, and from a reply to a response.
+"""Handlers of routes: from a request to a call, and from a reply to a response.
 
 Rule 1: a header is checked before its body is read. So is the proof that a request
         comes from the island that it names, in one method for all routes.
@@ -26,10 +26,9 @@ from atoll.coordinator.initial_weights import InitialWeights
 from atoll.coordinator.spool import MOVED_BYTES, Spool
 from atoll.coordinator.states import StateFiles, StateUploads, require_foundable
 from atoll.coordinator.threads import ThreadedService
-from atoll.errors import AtollError, DiskError, Refused, RunEnded, Unreachable
+from atoll.errors import AtollError, DiskError, Refused, Unreachable
 from atoll.exchange import Outcome, api
 from atoll.exchange.api.replies import catalogue_parts
-from atoll.exchange.api.routes import BodyKind
 from atoll.exchange.calls import (
     LONG_POLL_S,
     AgreedCall,
@@ -55,6 +54,7 @@ from atoll.protocol import Heartbeat, Reception
 from atoll.protocol.coordinator_state import TokenBucket
 from atoll.protocol.model import bytes_of, has, keepable
 from atoll.protocol.operators import require_here
+from atoll.routes import ROUTES, BodyKind, Route, RouteMatch
 from atoll.wire import MAX_HEADER_BYTES
 from atoll.wire.digests import view_of
 from atoll.wire.frame import island_proof
@@ -96,14 +96,17 @@ class RouteContext:
     on_beat: OnBeat
     """Called for every request that may carry a heartbeat."""
 
-    unproven: Callable[[Request, str], None]
+    unproven: Callable[[Request, Route, str], None]
     """Called with a request that lacks the proof of the island it names."""
 
 
 class Routes:
-    """Handles the requests of islands."""
+    """Handles requests: the method of a route's name is its handler.
 
-    def __init__(self, context: RouteContext) -> None:
+    This class has those of islands, and `tools` those of people.
+    """
+
+    def __init__(self, context: RouteContext, tools: object) -> None:
         self._context = context
         self._small_bodies: dict[tuple[str, int], np.ndarray] = {}
         self._first = InitialWeights(context.threaded_service, context.root)
@@ -112,32 +115,18 @@ class Routes:
         self._reductions = threading.BoundedSemaphore(REDUCTIONS)
         self._join_limits = JoinLimits()
         self._handlers: Mapping[str, Handler] = {
-            "info": self._info,
-            "join": self._join,
-            "join_unnamed": self._join,
-            "heartbeat": self._heartbeat,
-            "publish": self._publish,
-            "agreed": self._agreed,
-            "outcome": self._outcome,
-            "state": self._state,
-            "constants": self._constants,
-            "constant": self._constant,
-            "keep": self._keep,
-            "found": self._found,
-            "recover": self._recover,
+            route.name: getattr(self, route.name, None) or getattr(tools, route.name)
+            for route in ROUTES
         }
 
-    def handle(self, request: Request) -> Response | DeferredResponse:
-        """Return the answer to a request of an island."""
-        try:
-            head = api.read_head(request.method, request.target, request.headers)
-            if head is None:
-                return as_response(api.nowhere_parts(request.target))
-            api.require_run(request.headers, self._context.run)
-            self._require_proof(request, head)
-            return self._handlers.get(head.route.name, self._small)(request, head)
-        except (AtollError, RunEnded) as exc:
-            return as_response(api.error_parts(exc))
+    def handle(
+        self, request: Request, match: RouteMatch
+    ) -> Response | DeferredResponse:
+        """Return the answer to a request that may use its route."""
+        head = api.read_head(match, request.query, request.headers)
+        api.require_run(request.headers, self._context.run)
+        self._require_proof(request, head)
+        return self._handlers[head.route.name](request, head)
 
     def _require_proof(self, request: Request, head: api.RequestHead) -> None:
         """Check that a request comes from the island that it names, if any.
@@ -158,7 +147,7 @@ class Routes:
         proof = island_proof(key, run=run, island=island, incarnation=incarnation)
         if hmac.compare_digest(proof, claim.proof):
             return
-        self._context.unproven(request, island)
+        self._context.unproven(request, head.route, island)
         raise Refused(
             f"The {api.PROOF_HEADER} of this call is not that of incarnation "
             f"{incarnation} of island {island!r}: its key is another. An island "
@@ -166,14 +155,15 @@ class Routes:
             "name."
         )
 
-    def _small(self, request: Request, head: api.RequestHead) -> Response:
-        """Handle a call whose body is read completely."""
+    def offer(self, request: Request, head: api.RequestHead) -> Response:
         return self._with_call(request, head, self._context.threaded_service.ask)
 
-    def _info(self, request: Request, head: api.RequestHead) -> Response:
+    leave = offer
+
+    def info(self, request: Request, head: api.RequestHead) -> Response:
         return as_response(self._context.info())
 
-    def _join(self, request: Request, head: api.RequestHead) -> Response:
+    def join(self, request: Request, head: api.RequestHead) -> Response:
         _, now_s = self._context.threaded_service.look()
         self._join_limits.require(origin_of(request.address[0]), now_s=now_s)
 
@@ -183,6 +173,8 @@ class Routes:
             return self._first.join(call)
 
         return self._with_call(request, head, join)
+
+    join_unnamed = join
 
     def _require_foundable(self, call: JoinCall) -> None:
         """Refuse a model that is too large to found the run."""
@@ -195,7 +187,7 @@ class Routes:
                 most_bytes=self._context.max_request_bytes,
             )
 
-    def _heartbeat(self, request: Request, head: api.RequestHead) -> Response:
+    def heartbeat(self, request: Request, head: api.RequestHead) -> Response:
         def beat(call: Call) -> Reply:
             assert isinstance(call, HeartbeatCall)
             reply = self._context.threaded_service.ask(call)
@@ -204,7 +196,7 @@ class Routes:
 
         return self._with_call(request, head, beat)
 
-    def _publish(self, request: Request, head: api.RequestHead) -> Response:
+    def publish(self, request: Request, head: api.RequestHead) -> Response:
         """Check the header, then read the body into the spool."""
         context, incoming = self._context, self._incoming(request.body)
         max_bytes = context.threaded_service.change_by(
@@ -222,7 +214,7 @@ class Routes:
             reception = context.threaded_service.take(frame)
         return as_response(api.reply_parts(reception))
 
-    def _agreed(self, request: Request, head: api.RequestHead) -> Response:
+    def agreed(self, request: Request, head: api.RequestHead) -> Response:
         """Read a collectively reduced round, up to the size of the round."""
         threaded_service, length = (
             self._context.threaded_service,
@@ -248,7 +240,7 @@ class Routes:
         finally:
             self._reductions.release()
 
-    def _outcome(self, request: Request, head: api.RequestHead) -> DeferredResponse:
+    def outcome(self, request: Request, head: api.RequestHead) -> DeferredResponse:
         """Answer when the outcome is ready; no thread waits for it."""
         call = api.parse_call(head, self._incoming(request.body))
         assert isinstance(call, OutcomeCall)
@@ -305,23 +297,23 @@ class Routes:
                     del self._small_bodies[next(iter(self._small_bodies))]
         return body
 
-    def _state(self, request: Request, head: api.RequestHead) -> Response:
+    def state(self, request: Request, head: api.RequestHead) -> Response:
         require_here(self._context.threaded_service.look()[0])
         file = self._context.states.newest(head.fragment)
         part = FilePart(file=file.handle, length=file.size_bytes)
         headers = {"Content-Type": BodyKind.FRAME.value}
         headers |= api.receipt_headers(state=file.receipt)
         response = ranged(request, part, etag=file.digest, headers=headers)
-        return replace(response, done=partial(_keep, file))
+        return replace(response, done=partial(keep_until_sent, file))
 
-    def _constants(self, request: Request, head: api.RequestHead) -> Response:
+    def constants(self, request: Request, head: api.RequestHead) -> Response:
         require_here(self._context.threaded_service.look()[0])
         catalogue = self._context.threaded_service.change_by(
             lambda service, _: service.catalogue
         )
         return as_response(catalogue_parts(catalogue))
 
-    def _constant(self, request: Request, head: api.RequestHead) -> Response:
+    def constant(self, request: Request, head: api.RequestHead) -> Response:
         """Send a constant from its file, which never changes."""
         state, _ = self._context.threaded_service.look()
         require_here(state)
@@ -338,21 +330,21 @@ class Routes:
         part = FilePart(file=file, length=bytes_of(constant))
         return ranged(request, part, etag=constant.digest)
 
-    def _keep(self, request: Request, head: api.RequestHead) -> Response:
+    def keep(self, request: Request, head: api.RequestHead) -> Response:
         """Check the founder and the constant, then read a part of it."""
         claim = head.island, head.incarnation, head.digest
         self._context.threaded_service.change_by(
             lambda service, now_s: service.awaited_constant(*claim)
         )
-        return self._small(request, head)
+        return self._with_call(request, head, self._context.threaded_service.ask)
 
-    def _found(self, request: Request, head: api.RequestHead) -> Response:
+    def found(self, request: Request, head: api.RequestHead) -> Response:
         incoming = self._states_of(request, head)
         with self._telling_of_the_disk():
             call = self._uploads.founding(head, incoming, request.body.readinto)
         return as_response(api.reply_parts(self._context.threaded_service.ask(call)))
 
-    def _recover(self, request: Request, head: api.RequestHead) -> Response:
+    def recover(self, request: Request, head: api.RequestHead) -> Response:
         incoming = self._states_of(request, head)
         with self._telling_of_the_disk():
             call = self._uploads.recovery(head, incoming, request.body.readinto)
@@ -391,7 +383,7 @@ class Routes:
         """
         size = request.body.length_bytes
         is_large = SMALL_BYTES < size <= api.MAX_LARGE_BYTES
-        if head.route.body_kind is not BodyKind.JSON or not is_large:
+        if head.route.body is not BodyKind.JSON or not is_large:
             call = api.parse_call(head, self._incoming(request.body))
             return as_response(api.reply_parts(answer(call)))
         data = self._context.spool.take_bytes(size, request.body.readinto)
@@ -429,7 +421,7 @@ def _framed(answer: api.EncodedReply) -> dict[str, str]:
     return {**answer.headers, "Content-Type": BodyKind.FRAME.value}
 
 
-def _keep(file: object) -> None:
+def keep_until_sent(file: object) -> None:
     """Keep a reference to a file until it is sent: its last owner closes it."""
 
 

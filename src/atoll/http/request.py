@@ -187,11 +187,11 @@ def parse_target(
             query is given twice.
     """
     path, _, query = target.partition("?")
-    if len(path) > max_path_bytes:
+    if len(target) > max_path_bytes:
         raise Problem(
             414,
             "path",
-            f"The path has {len(path)} bytes; {max_path_bytes} are allowed.",
+            f"The target has {len(target)} bytes; {max_path_bytes} are allowed.",
         )
     if not path.startswith("/"):
         raise Problem(400, "path", "The target must be a path that starts with '/'.")

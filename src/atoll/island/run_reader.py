@@ -19,13 +19,14 @@ from atoll.errors import CorruptError, Refused, Unreachable, UsageError
 from atoll.exchange import MemoryRun
 from atoll.exchange.api import Incoming
 from atoll.exchange.api.replies import parse_catalogue, read_failure
-from atoll.exchange.api.routes import PROTOCOL, PROTOCOL_HEADER, target_of
+from atoll.exchange.api.request_head import PROTOCOL, PROTOCOL_HEADER
 from atoll.exchange.base import PART_BYTES, digest_error
 from atoll.http import HttpClient, HttpReply
 from atoll.island.environment import credentials_from_environment, run_from_environment
 from atoll.island.resume import fetch_state
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.protocol.model import DTYPES, ConstantCatalogue, bytes_of
+from atoll.routes import ROUTE
 from atoll.safetensors import read_header
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState, lay_out
@@ -311,7 +312,7 @@ def _constants_at_coordinator(run: str) -> Iterator[RunWeights]:
 
 def _catalogue(caller: HttpClient, headers: Mapping[str, str]) -> ConstantCatalogue:
     reply = caller.call(
-        "GET", target_of("constants"), headers=headers, is_repeatable=True
+        "GET", ROUTE["constants"].target(), headers=headers, is_repeatable=True
     )
     if reply.status != 200:
         raise refusal(reply)
@@ -320,7 +321,7 @@ def _catalogue(caller: HttpClient, headers: Mapping[str, str]) -> ConstantCatalo
 
 def _reading(caller: HttpClient, headers: Mapping[str, str]) -> Read:
     def read(constant: TensorSpec, first: int, last: int) -> Bytes:
-        file = RemoteFile(caller, headers, target_of("constant", constant.digest))
+        file = RemoteFile(caller, headers, ROUTE["constant"].target(constant.digest))
         data = np.empty(last - first, np.uint8)
         for begin in range(first, last, PART_BYTES):
             end = min(begin + PART_BYTES, last)

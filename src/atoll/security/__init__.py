@@ -7,6 +7,7 @@ Start reading at `tokens`, then `invite` and `tls`.
 code that makes certificates needs it.
 """
 
+from atoll.routes import Role
 from atoll.security.addresses import (
     Address,
     RunUrl,
@@ -37,30 +38,21 @@ from atoll.security.tls import (
     secured,
 )
 from atoll.security.tokens import (
-    ROUTES,
-    UNLISTED,
     MustWait,
     OneTimeCodes,
-    Requirement,
-    Role,
-    RouteRule,
     Secret,
     Tokens,
     authorization,
     check_token,
     make_token,
-    needed_role,
     read_token,
     require,
     require_safe_listening,
-    route_of,
     run_tokens,
     token_file,
 )
 
 __all__ = [
-    "ROUTES",
-    "UNLISTED",
     "Address",
     "AuditAction",
     "AuditAnswer",
@@ -72,9 +64,7 @@ __all__ = [
     "MustWait",
     "OneTimeCodes",
     "RateLimiter",
-    "Requirement",
     "Role",
-    "RouteRule",
     "RunUrl",
     "Secret",
     "Tokens",
@@ -89,7 +79,6 @@ __all__ = [
     "is_loopback",
     "listening_context",
     "make_token",
-    "needed_role",
     "parse_address",
     "parse_invite",
     "parse_pin",
@@ -97,7 +86,6 @@ __all__ = [
     "read_token",
     "require",
     "require_safe_listening",
-    "route_of",
     "run_tokens",
     "secured",
     "token_file",

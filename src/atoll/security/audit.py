@@ -22,13 +22,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from atoll.errors import UsageError
+from atoll.routes import ROUTES, UNLISTED, Role, Route
 from atoll.security.addresses import ip_of
-from atoll.security.tokens import (
-    ROUTES,
-    UNLISTED,
-    Role,
-    RouteRule,
-)
 
 
 class AuditKind(enum.Enum):
@@ -88,7 +83,7 @@ class AuditEvent:
     role: Role | None = None
     """The caller's verified role; None without one."""
 
-    route: RouteRule = UNLISTED
+    route: Route = UNLISTED
     action: AuditAction | None = None
     """The control action, if it was one."""
 
@@ -102,7 +97,7 @@ class AuditEvent:
         _require(self.role, Role, optional=True)
         _require(self.action, AuditAction, optional=True)
         if not any(self.route is row for row in (*ROUTES, UNLISTED)):
-            raise UsageError("route must be a row of tokens.ROUTES. Use route_of().")
+            raise UsageError("route must be a row of routes.ROUTES. Use find_route().")
         object.__setattr__(self, "address", _address(self.address))
         object.__setattr__(self, "at_unix_s", _number(self.at_unix_s))
         object.__setattr__(self, "untold", int(_number(self.untold)))
@@ -115,7 +110,7 @@ class AuditEvent:
             "address": self.address,
             "at_unix_s": self.at_unix_s,
             "role": self.role.value if self.role else "none",
-            "route": self.route.name,
+            "route": self.route.title,
         }
         if self.action:
             event["action"] = self.action.value

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.errors import CorruptError, NoSuchFile, UsageError
+from atoll.routes import Role
 from atoll.security.addresses import parse_run_url
 from atoll.security.private_files import (
     locked,
@@ -26,7 +27,7 @@ from atoll.security.private_files import (
     replace_private,
 )
 from atoll.security.tls import parse_pin
-from atoll.security.tokens import Role, Secret, check_token, read_token, role_claimed
+from atoll.security.tokens import Secret, check_token, read_token, role_claimed
 
 VERSION = 1
 MAX_FILE_BYTES = 2**14

@@ -1,4 +1,4 @@
-"""Bearer tokens in two roles, one-time codes, and the role that each route needs.
+"""Bearer tokens in two roles, and one-time codes.
 
 A traceback, a log line or a formatted message that meets a `Secret` shows `<secret>`.
 Code that needs the text calls `reveal`, which is easy to search for.
@@ -16,15 +16,11 @@ was wrong ten times. A right code opens all the same, from every address: with 1
 it cannot be guessed, so that a wait would only let strangers lock others out.
 Rule 7: time is a parameter; codes are in memory only, and a restart forgets them.
 
-ROUTES has the role that each route needs.
-Rule 8: only `/health` is open, and the redemption of a code, which is its own proof.
-Rule 9: a path that is not exactly one of ROUTES is for operators only, so a route that
-is missing there is closed, and no spelling of a path opens another.
+`routes.ROUTES` has the role that each route needs.
 """
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import hmac
 import re
@@ -32,11 +28,11 @@ import secrets
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from atoll.errors import CorruptError, Refused, UsageError
+from atoll.routes import Role
 from atoll.security.addresses import is_loopback, network_of
 from atoll.security.private_files import make_private, read_private
 
@@ -100,17 +96,6 @@ MAX_HEADER_BYTES = 256
 
 _TOKEN = re.compile(r"atoll_([io])_[A-Za-z0-9_-]{43}", re.ASCII)
 _BEARER = re.compile(r"bearer +(\S+)", re.ASCII | re.IGNORECASE)
-
-
-class Role(enum.Enum):
-    """The rights of the holder of a token."""
-
-    ISLAND = "island"
-    OPERATOR = "operator"
-
-    def includes(self, needed: Role) -> bool:
-        """Return whether this role has the rights of `needed`."""
-        return self is needed or self is Role.OPERATOR
 
 
 _LETTER = {Role.ISLAND: "i", Role.OPERATOR: "o"}
@@ -356,90 +341,6 @@ class OneTimeCodes:
                 del self._expiry_s[digest]
 
 
-class Requirement(enum.Enum):
-    """The proof that a request needs."""
-
-    NO_PROOF = "nothing"
-    CODE = "code"
-    ISLAND = "island"
-    OPERATOR = "operator"
-
-    @property
-    def role(self) -> Role | None:
-        """The role that is needed, for `tokens.require`; None if none is."""
-        return {
-            Requirement.ISLAND: Role.ISLAND,
-            Requirement.OPERATOR: Role.OPERATOR,
-        }.get(self)
-
-
-@dataclass(frozen=True)
-class RouteRule:
-    """One row of the table: a method, a path with {names} in it, and its need."""
-
-    method: str
-    path: str
-    need: Requirement
-
-    @property
-    def name(self) -> str:
-        """The route as one text, without anything that a caller wrote."""
-        return f"{self.method} {self.path}"
-
-
-ROUTES = (
-    RouteRule("GET", "/health", Requirement.NO_PROOF),
-    RouteRule("GET", "/info", Requirement.ISLAND),
-    RouteRule("GET", "/status", Requirement.ISLAND),
-    RouteRule("GET", "/metrics", Requirement.ISLAND),
-    RouteRule("GET", "/events", Requirement.ISLAND),
-    RouteRule("POST", "/islands", Requirement.ISLAND),
-    RouteRule("POST", "/islands/{island}", Requirement.ISLAND),
-    RouteRule("POST", "/islands/{island}/heartbeat", Requirement.ISLAND),
-    RouteRule("DELETE", "/islands/{island}", Requirement.ISLAND),
-    RouteRule("PUT", "/fragments/{f}/rounds/{n}/updates/{island}", Requirement.ISLAND),
-    RouteRule("POST", "/fragments/{f}/rounds/{n}/offers/{island}", Requirement.ISLAND),
-    RouteRule("POST", "/fragments/{f}/rounds/{n}/agreed", Requirement.ISLAND),
-    RouteRule("GET", "/fragments/{f}/rounds/{n}/outcome", Requirement.ISLAND),
-    RouteRule("GET", "/state/{fragment}", Requirement.ISLAND),
-    RouteRule("POST", "/state/{fragment}", Requirement.ISLAND),
-    RouteRule("GET", "/anchor", Requirement.ISLAND),
-    RouteRule("POST", "/anchor", Requirement.ISLAND),
-    RouteRule("GET", "/constants", Requirement.ISLAND),
-    RouteRule("GET", "/constants/{digest}", Requirement.ISLAND),
-    # Only from the founder of the run: the coordinator checks that.
-    RouteRule("PUT", "/constants/{digest}", Requirement.ISLAND),
-    RouteRule("GET", "/bundle", Requirement.ISLAND),
-    RouteRule("GET", "/code", Requirement.OPERATOR),
-    RouteRule("GET", "/code/{digest}", Requirement.ISLAND),
-    # Every island runs that code: its author controls all islands.
-    RouteRule("PUT", "/code/{digest}", Requirement.OPERATOR),
-    RouteRule("POST", "/control/{action}", Requirement.OPERATOR),
-    # Digests of islands' keys, and updates that no island can publish again.
-    RouteRule("GET", "/belongings", Requirement.OPERATOR),
-    RouteRule("GET", "/belongings/{f}/{n}/{island}", Requirement.OPERATOR),
-    RouteRule("POST", "/invites", Requirement.OPERATOR),
-    RouteRule("POST", "/invites/redeem", Requirement.CODE),
-)
-
-UNLISTED = RouteRule("*", "*", Requirement.OPERATOR)
-"""The rule for every request without a row."""
-
-
-def route_of(method: str, path: str) -> RouteRule:
-    """Return the row for the raw path of a request, without its query."""
-    effective_method = "GET" if method == "HEAD" else method
-    for route, pattern in _PATTERNS:
-        if route.method == effective_method and pattern.fullmatch(path):
-            return route
-    return UNLISTED
-
-
-def needed_role(method: str, path: str) -> Role | None:
-    """Return the role that a request needs; None if it needs no token."""
-    return route_of(method, path).need.role
-
-
 def require_safe_listening(host: str, *, has_tls: bool) -> None:
     """Return if a coordinator may listen at `host`; empty means every interface.
 
@@ -452,10 +353,3 @@ def require_safe_listening(host: str, *, has_tls: bool) -> None:
         f"Listening at {host[:64] or 'every interface'!r} without TLS would let tokens "
         "travel in the open. Listen with TLS, or at 127.0.0.1 only."
     )
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\{\w+\}", "[^/]+", path))
-
-
-_PATTERNS = tuple((route, _pattern(route.path)) for route in ROUTES)

@@ -1,7 +1,7 @@
 """Owns how calls and replies travel over HTTP: bytes in, values out, and back.
 
 Does not know sockets, nor what a call does.
-Start reading at `routes.ROUTES`, then `requests` and `replies`; docs/http.md is the
+Start reading at `atoll.routes`, then `requests` and `replies`; docs/http.md is the
 law.
 """
 
@@ -23,6 +23,19 @@ from atoll.exchange.api.replies import (
     receipt_headers,
     reply_parts,
 )
+from atoll.exchange.api.request_head import (
+    MAX_BEAT_BYTES,
+    PROOF_HEADER,
+    PROTOCOL,
+    Identity,
+    IdentityClaim,
+    Proofs,
+    RequestHead,
+    identities_of,
+    proof_text,
+    read_head,
+    require_run,
+)
 from atoll.exchange.api.requests import (
     EncodedRequest,
     Upload,
@@ -30,24 +43,6 @@ from atoll.exchange.api.requests import (
     parse_call,
     parse_upload,
     to_request,
-)
-from atoll.exchange.api.routes import (
-    MAX_BEAT_BYTES,
-    PROOF_HEADER,
-    PROTOCOL,
-    ROUTES,
-    ApiRoute,
-    BodyKind,
-    Identity,
-    IdentityClaim,
-    ProofRule,
-    Proofs,
-    RequestHead,
-    identities_of,
-    methods_of,
-    proof_text,
-    read_head,
-    require_run,
 )
 
 __all__ = [
@@ -57,9 +52,6 @@ __all__ = [
     "MAX_SMALL_BYTES",
     "PROOF_HEADER",
     "PROTOCOL",
-    "ROUTES",
-    "ApiRoute",
-    "BodyKind",
     "EncodedReply",
     "EncodedRequest",
     "Failure",
@@ -68,7 +60,6 @@ __all__ = [
     "Incoming",
     "Info",
     "Limits",
-    "ProofRule",
     "Proofs",
     "Read",
     "RequestHead",
@@ -78,7 +69,6 @@ __all__ = [
     "identities_of",
     "info_parts",
     "json_answer",
-    "methods_of",
     "model_fingerprint",
     "nowhere_parts",
     "parse_call",

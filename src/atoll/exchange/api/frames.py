@@ -17,7 +17,7 @@ import numpy as np
 
 from atoll import wire
 from atoll.errors import CorruptError, UsageError
-from atoll.exchange.api.routes import RequestHead
+from atoll.exchange.api.request_head import RequestHead
 from atoll.exchange.base import U8, Frame
 from atoll.exchange.calls import AgreedCall
 from atoll.wire.digests import Bytes, view_of

@@ -29,7 +29,7 @@ from atoll.errors import (
     UsageError,
 )
 from atoll.exchange import calls
-from atoll.exchange.api import routes
+from atoll.exchange.api import request_head
 from atoll.exchange.api.fields import (
     MAX_LARGE_BYTES,
     MAX_SMALL_BYTES,
@@ -60,6 +60,7 @@ from atoll.exchange.api.messages import (
 from atoll.exchange.base import Frame, Outcome
 from atoll.protocol import JoinReply, Position, Reception
 from atoll.protocol.model import ConstantCatalogue
+from atoll.routes import BodyKind, methods_of
 from atoll.settings import RunSettings
 from atoll.settings.rules import shown
 from atoll.wire import MAX_HEADER_BYTES, pack
@@ -115,9 +116,9 @@ def error_parts(error: Exception) -> EncodedReply:
     return EncodedReply(status, headers, (body,))
 
 
-def nowhere_parts(target: str) -> EncodedReply:
+def nowhere_parts(segments: tuple[str, ...]) -> EncodedReply:
     """Return the reply for a path that does not exist, or not with this method."""
-    methods = routes.methods_of(target)
+    methods = methods_of(segments)
     fact = "There is nothing at this path"
     if methods:
         fact = f"This path takes only {', '.join(methods)}"
@@ -129,7 +130,7 @@ def nowhere_parts(target: str) -> EncodedReply:
 def json_answer(value: object, *, name: str) -> EncodedReply:
     """Return a reply whose body is JSON."""
     data = dump(value, name=name, max_bytes=MAX_LARGE_BYTES)
-    return EncodedReply(200, {"Content-Type": routes.BodyKind.JSON.value}, (data,))
+    return EncodedReply(200, {"Content-Type": BodyKind.JSON.value}, (data,))
 
 
 def _frame_answer(frame: Frame) -> EncodedReply:
@@ -138,19 +139,17 @@ def _frame_answer(frame: Frame) -> EncodedReply:
     headers = {"ETag": f'"{packed[-DIGEST_BYTES:].hex()}"'}
     if frame.header.body_bytes and not len(frame.body):
         return EncodedReply(
-            200, headers | {"Content-Type": routes.BodyKind.HEADER.value}, (packed,)
+            200, headers | {"Content-Type": BodyKind.HEADER.value}, (packed,)
         )
     body = buffers_of(frame)
-    return EncodedReply(
-        200, headers | {"Content-Type": routes.BodyKind.FRAME.value}, body
-    )
+    return EncodedReply(200, headers | {"Content-Type": BodyKind.FRAME.value}, body)
 
 
 def receipt_headers(*, state: bytes = b"", outcome: bytes = b"") -> dict[str, str]:
     """Return the headers with receipts; none for an empty receipt."""
     receipts = {
-        routes.STATE_RECEIPT_HEADER: state,
-        routes.OUTCOME_RECEIPT_HEADER: outcome,
+        request_head.STATE_RECEIPT_HEADER: state,
+        request_head.OUTCOME_RECEIPT_HEADER: outcome,
     }
     return {name: receipt.hex() for name, receipt in receipts.items() if receipt}
 
@@ -200,28 +199,30 @@ def _read(
     call: calls.Call, kind: str, headers: Mapping[str, str], body: Incoming
 ) -> calls.Reply:
     match call:
-        case calls.JoinCall() if kind == routes.BodyKind.JSON:
+        case calls.JoinCall() if kind == BodyKind.JSON:
             return read_join_reply(_json(body), "joined")
         case calls.FoundCall() | calls.RecoverCall() | calls.HeartbeatCall() if (
-            kind == routes.BodyKind.JSON
+            kind == BodyKind.JSON
         ):
             return POSITION.read(_json(body), "position")
         case calls.OfferCall() | calls.PublishCall() | calls.AgreedCall() if (
-            kind == routes.BodyKind.JSON
+            kind == BodyKind.JSON
         ):
             form = _json(body, max_bytes=MAX_SMALL_BYTES)
             return _RECEPTION.read(form, "answer")["reception"]
-        case calls.KeepCall() if kind == routes.BodyKind.JSON:
+        case calls.KeepCall() if kind == BodyKind.JSON:
             return _KEEP_REPLY.read(_json(body, max_bytes=MAX_SMALL_BYTES), "kept")
-        case calls.OutcomeCall() if kind == routes.BodyKind.JSON:
+        case calls.OutcomeCall() if kind == BodyKind.JSON:
             return POSITION.read(_json(body), "position")
-        case calls.OutcomeCall() | calls.AgreedCall() if kind == routes.BodyKind.FRAME:
+        case calls.OutcomeCall() | calls.AgreedCall() if kind == BodyKind.FRAME:
             return _outcome(body.frame(), headers, body)
-        case calls.OutcomeCall() | calls.AgreedCall() if kind == routes.BodyKind.HEADER:
+        case calls.OutcomeCall() | calls.AgreedCall() if kind == BodyKind.HEADER:
             agreed = Frame(body.header(), np.empty(0, np.uint8))
             return _outcome(agreed, headers, body)
-        case calls.StateCall() if kind == routes.BodyKind.FRAME:
-            receipt = routes.read_receipt(headers, routes.STATE_RECEIPT_HEADER)
+        case calls.StateCall() if kind == BodyKind.FRAME:
+            receipt = request_head.read_receipt(
+                headers, request_head.STATE_RECEIPT_HEADER
+            )
             return replace(body.frame(), receipt=receipt)
     raise Unreachable(
         f"A body of type {shown(kind)} came back, and not from a coordinator of Atoll. "
@@ -230,11 +231,11 @@ def _read(
 
 
 def _outcome(agreed: Frame, headers: Mapping[str, str], body: Incoming) -> Outcome:
-    receipt = routes.read_receipt(headers, routes.OUTCOME_RECEIPT_HEADER)
+    receipt = request_head.read_receipt(headers, request_head.OUTCOME_RECEIPT_HEADER)
     return Outcome(
         replace(agreed, receipt=receipt),
         _position(headers, body),
-        routes.read_receipt(headers, routes.STATE_RECEIPT_HEADER),
+        request_head.read_receipt(headers, request_head.STATE_RECEIPT_HEADER),
     )
 
 
@@ -248,7 +249,7 @@ def _position(headers: Mapping[str, str], body: Incoming) -> Position:
     text = headers.get(POSITION_HEADER.lower())
     if text is None:
         size = headers.get(POSITION_BYTES_HEADER.lower(), "0")
-        size_bytes = routes.whole_text(
+        size_bytes = request_head.whole_text(
             size, POSITION_BYTES_HEADER, high=MAX_LARGE_BYTES
         )
         data: Bytes = body.rest(name="position", max_bytes=size_bytes)
@@ -395,8 +396,8 @@ class Limits:
 
     header_bytes: int = MAX_HEADER_BYTES
     json_bytes: int = MAX_LARGE_BYTES
-    beat_bytes: int = routes.MAX_BEAT_BYTES
-    wait_s: float = routes.MAX_WAIT_S
+    beat_bytes: int = request_head.MAX_BEAT_BYTES
+    wait_s: float = request_head.MAX_WAIT_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -451,7 +452,7 @@ def info_form(info: Info) -> dict[str, Any]:
     """Return the JSON of an info: it has every setting, and no null."""
     form = {key: rule.write(getattr(info, key)) for key, rule in _PLAIN.items()}
     return {
-        "protocol": routes.PROTOCOL,
+        "protocol": request_head.PROTOCOL,
         "settings_authority": AUTHORITY,
         **form,
         "fingerprint": info.settings.fingerprint,
@@ -497,10 +498,10 @@ def _require_protocol(form: dict[str, Any]) -> None:
             "The server at this address does not state its protocol: it is no "
             "coordinator of Atoll. Check the address."
         )
-    if protocol != routes.PROTOCOL or type(protocol) is not int:
+    if protocol != request_head.PROTOCOL or type(protocol) is not int:
         raise UsageError(
             f"The coordinator speaks protocol {shown(protocol)} (Atoll "
-            f"{shown(form.get('version'))}), and this island {routes.PROTOCOL}. "
+            f"{shown(form.get('version'))}), and this island {request_head.PROTOCOL}. "
             "Run the same version of Atoll on both sides."
         )
 

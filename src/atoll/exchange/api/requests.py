@@ -7,13 +7,14 @@ separate call: see `apart`. A coordinator handles both alike.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from atoll.errors import UsageError
 from atoll.exchange import calls
-from atoll.exchange.api import routes
-from atoll.exchange.api.fields import MAX_LARGE_BYTES, dump, load
+from atoll.exchange.api import request_head
+from atoll.exchange.api.fields import MAX_LARGE_BYTES, dump, load, require_target_name
 from atoll.exchange.api.frames import (
     MAX_OUTCOMES,
     Incoming,
@@ -22,8 +23,10 @@ from atoll.exchange.api.frames import (
     read_gathered,
 )
 from atoll.exchange.api.messages import BEAT, MAX_FRAGMENTS, join_form, read_join
+from atoll.exchange.api.request_head import RequestHead
 from atoll.exchange.base import PART_BYTES, U8, Frame
 from atoll.protocol import Heartbeat
+from atoll.routes import ROUTE, BodyKind
 from atoll.settings.rules import shown
 from atoll.wire import MAX_HEADER_BYTES, Header, pack
 from atoll.wire.digests import Bytes, view_of
@@ -62,7 +65,7 @@ def apart(call: calls.Call) -> tuple[calls.HeartbeatCall | None, calls.Call]:
             calls.PublishCall(beat=Heartbeat() as beat)
             | calls.OutcomeCall(beat=Heartbeat() as beat)
         ):
-            if len(_beat_text(beat)) > routes.MAX_BEAT_BYTES:
+            if len(_beat_text(beat)) > request_head.MAX_BEAT_BYTES:
                 return calls.HeartbeatCall(beat), replace(call, beat=None)
     return None, call
 
@@ -78,11 +81,11 @@ def to_request(
         UsageError: it is larger than a coordinator accepts.
     """
     sent = _request(call)
-    headers = {routes.PROTOCOL_HEADER: str(routes.PROTOCOL)}
+    headers = {request_head.PROTOCOL_HEADER: str(request_head.PROTOCOL)}
     if run is not None:
-        headers[routes.RUN_HEADER] = quote(run, safe="")
+        headers[request_head.RUN_HEADER] = quote(run, safe="")
     if proof is not None:
-        headers[routes.PROOF_HEADER] = proof
+        headers[request_head.PROOF_HEADER] = proof
     return replace(sent, headers=headers | sent.headers)
 
 
@@ -90,103 +93,91 @@ def _request(call: calls.Call) -> EncodedRequest:
     match call:
         case calls.JoinCall(request):
             data = dump(join_form(call), name="join", max_bytes=MAX_LARGE_BYTES)
-            name = request.island
-            if name is None:
-                return _encode("join_unnamed", routes.target_of("join_unnamed"), data)
-            return _encode("join", routes.target_of("join", name), data)
+            if request.island is None:
+                return _encode("join_unnamed", body=(data,))
+            return _encode("join", request.island, body=(data,))
         case calls.HeartbeatCall(beat):
             data = dump(BEAT.write(beat), name="heartbeat", max_bytes=MAX_LARGE_BYTES)
-            return _encode(
-                "heartbeat", routes.target_of("heartbeat", beat.island), data
-            )
+            return _encode("heartbeat", beat.island, body=(data,))
         case calls.LeaveCall(island, incarnation):
-            target = routes.target_of("leave", island, incarnation=incarnation)
-            return _encode("leave", target, body_kind=routes.BodyKind.EMPTY)
+            return _encode("leave", island, query={"incarnation": incarnation})
         case calls.OfferCall(header):
-            target = routes.target_of(
-                "offer", header.fragment, header.round, header.island
-            )
-            return _encode(
-                "offer", target, pack(header), body_kind=routes.BodyKind.HEADER
-            )
+            return _encode("offer", *_position_of(header), body=(pack(header),))
         case calls.PublishCall(frame, beat):
-            header = frame.header
-            target = routes.target_of(
-                "publish", header.fragment, header.round, header.island
-            )
             body = buffers_of(frame)
-            return _encode(
-                "publish", target, *body, body_kind=routes.BodyKind.FRAME, beat=beat
-            )
-        case calls.AgreedCall(island, incarnation):
-            target = routes.target_of(
-                "agreed",
-                call.fragment,
-                call.round,
-                island=island,
-                incarnation=incarnation,
-            )
+            return _encode("publish", *_position_of(frame.header), body=body, beat=beat)
+        case calls.AgreedCall(fragment=fragment, round=round):
             body = gathered_parts(call)
-            return _encode("agreed", target, *body, body_kind=routes.BodyKind.FRAMES)
+            return _encode("agreed", fragment, round, body=body, query=_sender_of(call))
         case calls.OutcomeCall(fragment, round, wait_s, beat):
-            target = routes.target_of("outcome", fragment, round, wait_s=wait_s)
             return _encode(
-                "outcome", target, body_kind=routes.BodyKind.EMPTY, beat=beat
+                "outcome", fragment, round, beat=beat, query={"wait_s": wait_s}
             )
         case calls.StateCall(fragment):
-            return _encode(
-                "state",
-                routes.target_of("state", fragment),
-                body_kind=routes.BodyKind.EMPTY,
-            )
-        case calls.FoundCall(island, incarnation, states):
-            target = routes.target_of("found", island=island, incarnation=incarnation)
+            return _encode("state", fragment)
+        case calls.FoundCall(states=states):
             body = tuple(part for state in states for part in buffers_of(state))
-            return _encode("found", target, *body, body_kind=routes.BodyKind.FRAMES)
-        case calls.KeepCall(island, incarnation, digest, first, part):
-            target = routes.target_of(
-                "keep", digest, island=island, incarnation=incarnation, first=first
+            return _encode("found", body=body, query=_sender_of(call))
+        case calls.KeepCall(digest=digest, first=first, part=part):
+            sender = _sender_of(call)
+            return _encode(
+                "keep", digest, body=(part,), query={**sender, "first": first}
             )
-            return _encode("keep", target, part, body_kind=routes.BodyKind.BYTES)
-        case calls.RecoverCall(island, incarnation, state, outcomes):
-            fragment = state.header.fragment
-            target = routes.target_of(
-                "recover", fragment, island=island, incarnation=incarnation
-            )
+        case calls.RecoverCall(state=state, outcomes=outcomes):
             body = (*map(pack, outcomes), *buffers_of(state))
-            sent = _encode("recover", target, *body, body_kind=routes.BodyKind.FRAMES)
+            fragment = state.header.fragment
+            sent = _encode("recover", fragment, body=body, query=_sender_of(call))
             return replace(sent, headers=sent.headers | _receipts_of(call))
+
+
+def _position_of(header: Header) -> tuple[int, int, str]:
+    return header.fragment, header.round, header.island
+
+
+def _sender_of(
+    call: calls.AgreedCall | calls.FoundCall | calls.KeepCall | calls.RecoverCall,
+) -> dict[str, str | float]:
+    return {"island": call.island, "incarnation": call.incarnation}
 
 
 def _encode(
     name: str,
-    target: str,
-    *body: Bytes,
-    body_kind: routes.BodyKind = routes.BodyKind.JSON,
+    *values: str | int,
+    body: tuple[Bytes, ...] = (),
     beat: Heartbeat | None = None,
+    query: Mapping[str, str | float] | None = None,
 ) -> EncodedRequest:
-    headers = (
-        {} if body_kind is routes.BodyKind.EMPTY else {"Content-Type": body_kind.value}
-    )
+    """Return the request of a route; `values` are those of its path, in order.
+
+    Raises:
+        UsageError: an island's name is invalid, or the beat is too long.
+    """
+    route, headers = ROUTE[name], {}
+    for value in (*values, *(query or {}).values()):
+        if isinstance(value, str):
+            require_target_name(value, "island")
+    if route.body is not BodyKind.EMPTY:
+        headers["Content-Type"] = route.body.value
     if beat is not None:
         text = _beat_text(beat)
-        if len(text) > routes.MAX_BEAT_BYTES:
+        if len(text) > request_head.MAX_BEAT_BYTES:
             raise UsageError(
                 f"A beat of {len(text)} bytes is above the limit of "
-                f"{routes.MAX_BEAT_BYTES} of a header. Send it first as a heartbeat: "
-                "see `apart`."
+                f"{request_head.MAX_BEAT_BYTES} of a header. Send it first as a "
+                "heartbeat: see `apart`."
             )
-        headers[routes.BEAT_HEADER] = text
-    return EncodedRequest(routes.method_of(name), target, headers, body)
+        headers[request_head.BEAT_HEADER] = text
+    target = route.target(*values, **(query or {}))
+    return EncodedRequest(route.method, target, headers, body)
 
 
 def _receipts_of(call: calls.RecoverCall) -> dict[str, str]:
     headers = {}
     if call.state.receipt:
-        headers[routes.STATE_RECEIPT_HEADER] = call.state.receipt.hex()
+        headers[request_head.STATE_RECEIPT_HEADER] = call.state.receipt.hex()
     if call.receipts:
         receipts = ", ".join(receipt.hex() for receipt in call.receipts)
-        headers[routes.OUTCOME_RECEIPT_HEADER] = receipts
+        headers[request_head.OUTCOME_RECEIPT_HEADER] = receipts
     return headers
 
 
@@ -196,7 +187,7 @@ def _beat_text(beat: Heartbeat) -> str:
     )
 
 
-def parse_call(head: routes.RequestHead, body: Incoming) -> calls.Call:
+def parse_call(head: RequestHead, body: Incoming) -> calls.Call:
     """Return the call that a request makes, its body read to the end.
 
     Raises:
@@ -205,11 +196,11 @@ def parse_call(head: routes.RequestHead, body: Incoming) -> calls.Call:
     """
     call = _call(head, body)
     body.finish()
-    routes.require_claimed(head.claim, *routes.identities_of(call))
+    request_head.require_claimed(head.claim, *request_head.identities_of(call))
     return call
 
 
-def _call(head: routes.RequestHead, body: Incoming) -> calls.Call:
+def _call(head: RequestHead, body: Incoming) -> calls.Call:
     match head.route.name:
         case "join":
             return read_join(_json(body, "join"), island=head.island)
@@ -248,13 +239,13 @@ def _call(head: routes.RequestHead, body: Incoming) -> calls.Call:
 
 
 def recover_call(
-    head: routes.RequestHead, state: Frame, outcomes: tuple[Header, ...]
+    head: RequestHead, state: Frame, outcomes: tuple[Header, ...]
 ) -> calls.RecoverCall:
     """Return the call that uploads a lost state, with the receipts of its request."""
     _require_same("fragment", state.header.fragment, head.fragment)
-    receipt = routes.read_receipt(head.headers, routes.STATE_RECEIPT_HEADER)
-    receipts = routes.read_receipts(
-        head.headers, routes.OUTCOME_RECEIPT_HEADER, max_receipts=MAX_OUTCOMES
+    receipt = request_head.read_receipt(head.headers, request_head.STATE_RECEIPT_HEADER)
+    receipts = request_head.read_receipts(
+        head.headers, request_head.OUTCOME_RECEIPT_HEADER, max_receipts=MAX_OUTCOMES
     )
     return calls.RecoverCall(
         head.island,
@@ -266,7 +257,7 @@ def recover_call(
 
 
 def parse_upload(
-    head: routes.RequestHead,
+    head: RequestHead,
     body: Incoming,
     *,
     max_header_bytes: int = MAX_HEADER_BYTES,
@@ -275,13 +266,13 @@ def parse_upload(
     beat = head.beat
     if beat is not None:
         _require_same("island", beat.island, head.island)
-        routes.require_claimed(head.claim, routes.identity_of(beat))
+        request_head.require_claimed(head.claim, request_head.identity_of(beat))
     header = _placed(head, body.header(max_bytes=max_header_bytes))
-    routes.require_claimed(head.claim, routes.identity_of(header))
+    request_head.require_claimed(head.claim, request_head.identity_of(header))
     return Upload(header, beat)
 
 
-def _placed(head: routes.RequestHead, header: Header) -> Header:
+def _placed(head: RequestHead, header: Header) -> Header:
     """Return a header, if it belongs to the path of its request."""
     _require_same("fragment", header.fragment, head.fragment)
     _require_same("round", header.round, head.round)

@@ -1,11 +1,10 @@
-"""The routes of the HTTP API: methods, paths, queries, request heads and proofs.
+"""The head of a request to a coordinator: its values, its headers and its proof.
 
-A path is cut at its slashes before its parts are decoded, so that no name can reach
-another route. The head of a request is judged before its body is read; a name that is
-invalid in a frame is refused before it is looked up.
+The head of a request is judged before its body is read; a name that is invalid in a
+frame is refused before it is looked up.
 
-Rule 1: `ApiRoute.proof` decides for every route whether its requests need a proof of
-        the island's identity.
+Rule 1: `Route.proof` decides for every route whether its requests need a proof of the
+        island's identity.
 Rule 2: a claim is read from the head, so that it can be judged before the body.
 Rule 3: the identity in the body must be the claimed one: `require_claimed`.
 """
@@ -15,9 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, StrEnum
 from functools import cached_property
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import unquote
 
 from atoll.errors import Unreachable, UsageError
 from atoll.exchange import calls
@@ -32,232 +30,11 @@ from atoll.exchange.api.fields import (
 from atoll.exchange.api.messages import BEAT
 from atoll.protocol import Heartbeat, JoinReply
 from atoll.protocol.model import is_digest
+from atoll.routes import BodyKind, ProofRule, Route, RouteMatch
 from atoll.settings.rules import shown
 from atoll.wire import Header, blake3_digest
 from atoll.wire.frame import PROOF_BYTES, RECEIPT_BYTES, island_proof
 from atoll.wire.header import MAX_FRAGMENT
-
-MAX_TARGET_BYTES = 2048
-_BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
-
-
-class BodyKind(StrEnum):
-    """The content type of a body."""
-
-    EMPTY = "nothing"
-    JSON = "application/json"
-    HEADER = "application/vnd.atoll.header"
-    FRAME = "application/vnd.atoll.frame"
-    FRAMES = "application/vnd.atoll.frames"
-    BYTES = "application/octet-stream"
-
-
-class ProofRule(Enum):
-    """When a request must prove that it comes from the island that it names."""
-
-    NEVER = "never"
-    """It only reads, or contains the key itself."""
-
-    ALWAYS = "always"
-    WITH_BEAT = "with a beat"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ApiRoute:
-    """One method and path of the API."""
-
-    name: str
-    method: str
-    path: tuple[str, ...]
-    """Its parts; a part in braces matches any value."""
-
-    proof: ProofRule
-    query: frozenset[str] = frozenset()
-    body_kind: BodyKind = BodyKind.EMPTY
-
-    def match(self, parts: tuple[str, ...]) -> dict[str, str] | None:
-        """Return the values of the parts in braces, or None for another path."""
-        if len(parts) != len(self.path):
-            return None
-        pairs = list(zip(self.path, parts, strict=True))
-        if any(name != part for name, part in pairs if name[0] != "{"):
-            return None
-        return {name[1:-1]: part for name, part in pairs if name[0] == "{"}
-
-
-def _route(
-    name: str,
-    method: str,
-    path: str,
-    *query: str,
-    proof: ProofRule,
-    body_kind: BodyKind = BodyKind.EMPTY,
-) -> ApiRoute:
-    return ApiRoute(
-        name=name,
-        method=method,
-        path=tuple(path[1:].split("/")),
-        proof=proof,
-        query=frozenset(query),
-        body_kind=body_kind,
-    )
-
-
-_ROUND = "/fragments/{fragment}/rounds/{round}"
-ROUTES = (
-    _route("info", "GET", "/info", proof=ProofRule.NEVER),
-    _route(
-        "join",
-        "POST",
-        "/islands/{island}",
-        body_kind=BodyKind.JSON,
-        proof=ProofRule.NEVER,
-    ),
-    _route(
-        "join_unnamed",
-        "POST",
-        "/islands",
-        body_kind=BodyKind.JSON,
-        proof=ProofRule.NEVER,
-    ),
-    _route(
-        "heartbeat",
-        "POST",
-        "/islands/{island}/heartbeat",
-        body_kind=BodyKind.JSON,
-        proof=ProofRule.ALWAYS,
-    ),
-    _route(
-        "leave", "DELETE", "/islands/{island}", "incarnation", proof=ProofRule.ALWAYS
-    ),
-    _route(
-        "publish",
-        "PUT",
-        f"{_ROUND}/updates/{{island}}",
-        body_kind=BodyKind.FRAME,
-        proof=ProofRule.ALWAYS,
-    ),
-    _route(
-        "offer",
-        "POST",
-        f"{_ROUND}/offers/{{island}}",
-        body_kind=BodyKind.HEADER,
-        proof=ProofRule.ALWAYS,
-    ),
-    _route(
-        "agreed",
-        "POST",
-        f"{_ROUND}/agreed",
-        "island",
-        "incarnation",
-        body_kind=BodyKind.FRAMES,
-        proof=ProofRule.ALWAYS,
-    ),
-    _route("outcome", "GET", f"{_ROUND}/outcome", "wait_s", proof=ProofRule.WITH_BEAT),
-    _route("state", "GET", "/state/{fragment}", proof=ProofRule.NEVER),
-    _route(
-        "found",
-        "POST",
-        "/anchor",
-        "island",
-        "incarnation",
-        body_kind=BodyKind.FRAMES,
-        proof=ProofRule.ALWAYS,
-    ),
-    _route("constants", "GET", "/constants", proof=ProofRule.NEVER),
-    _route("constant", "GET", "/constants/{digest}", proof=ProofRule.NEVER),
-    _route(
-        "keep",
-        "PUT",
-        "/constants/{digest}",
-        "island",
-        "incarnation",
-        "first",
-        body_kind=BodyKind.BYTES,
-        proof=ProofRule.ALWAYS,
-    ),
-    _route(
-        "recover",
-        "POST",
-        "/state/{fragment}",
-        "island",
-        "incarnation",
-        body_kind=BodyKind.FRAMES,
-        proof=ProofRule.ALWAYS,
-    ),
-)
-_BY_NAME = {route.name: route for route in ROUTES}
-
-
-def methods_of(target: str) -> tuple[str, ...]:
-    """Return the methods of a path; none, if it does not exist."""
-    parts, _ = split_target(target)
-    return tuple(
-        sorted({route.method for route in ROUTES if route.match(parts) is not None})
-    )
-
-
-def target_of(name: str, *values: str | int, **query: str | float) -> str:
-    """Return path and query of a route; `values` replace its parts in braces, in order.
-
-    Raises:
-        UsageError: an island's name is invalid.
-    """
-    remaining = iter(values)
-    parts = [
-        _encoded(next(remaining)) if part[0] == "{" else part
-        for part in _BY_NAME[name].path
-    ]
-    pairs = "&".join(f"{key}={_encoded(value)}" for key, value in query.items())
-    return "/" + "/".join(parts) + (f"?{pairs}" if pairs else "")
-
-
-def _encoded(value: str | float) -> str:
-    """Return a number or a name, encoded; a target has no other values."""
-    if isinstance(value, str):
-        return quote(require_target_name(value, "island"), safe="")
-    return str(value)
-
-
-def method_of(name: str) -> str:
-    """Return the method of a route."""
-    return _BY_NAME[name].method
-
-
-def split_target(target: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the decoded parts of a path, and its query.
-
-    Raises:
-        UsageError: it is too long, or no target.
-    """
-    if len(target) > MAX_TARGET_BYTES or not target.isascii() or target[:1] != "/":
-        raise UsageError(
-            f"{shown(target)} is no target: it must start with '/' and be ASCII of at "
-            f"most {MAX_TARGET_BYTES} bytes. {SEE}"
-        )
-    path, _, pairs = target.partition("?")
-    query: dict[str, str] = {}
-    for pair in pairs.split("&") if pairs else ():
-        key, equals, value = pair.partition("=")
-        if not equals or key in query:
-            raise UsageError(
-                f"{shown(pair)} in a query must be key=value, each key once. {SEE}"
-            )
-        query[key] = decoded(value)
-    return tuple(decoded(part) for part in path[1:].split("/")), query
-
-
-def decoded(part: str) -> str:
-    """Return a part of a target without its percent-encoding."""
-    try:
-        if _BAD_ESCAPE.search(part):
-            raise ValueError
-        return unquote_to_bytes(part).decode()
-    except ValueError as exc:
-        raise UsageError(
-            f"{shown(part)} in a target must be percent-encoded UTF-8. {SEE}"
-        ) from exc
-
 
 PROTOCOL = 2
 """The version of the API; both sides must have the same."""
@@ -285,7 +62,7 @@ _SECONDS = re.compile(r"[0-9]{1,2}(\.[0-9]{1,20})?(e-[0-9]{1,3})?")
 class RequestHead:
     """The parsed head of a request; its properties check names and numbers."""
 
-    route: ApiRoute
+    route: Route
     path_values: Mapping[str, str]
     query: Mapping[str, str]
     headers: Mapping[str, str]
@@ -357,27 +134,22 @@ class RequestHead:
 
 
 def read_head(
-    method: str, target: str, headers: Mapping[str, str]
-) -> RequestHead | None:
-    """Return the parsed head of a request, or None when there is no such route.
+    match: RouteMatch, query: Mapping[str, str], headers: Mapping[str, str]
+) -> RequestHead:
+    """Return the checked head of a request.
 
     Raises:
-        UsageError: the target, the query, the protocol or the content type is wrong.
+        UsageError: the query, the protocol or the content type is wrong.
     """
-    parts, query = split_target(target)
-    for route in ROUTES:
-        values = route.match(parts) if route.method == method else None
-        if values is None:
-            continue
-        for key in query.keys() - route.query:
-            raise UsageError(f"{shown(key)} is unknown in this query. {SEE}")
-        if route.name != "info":
-            _require_protocol(headers)
+    route = match.route
+    for key in query.keys() - route.query:
+        raise UsageError(f"{shown(key)} is unknown in this query. {SEE}")
+    if route.is_call:
+        _require_protocol(headers)
         _require_type(route, headers)
-        return RequestHead(
-            route=route, path_values=values, query=query, headers=headers
-        )
-    return None
+    return RequestHead(
+        route=route, path_values=match.values, query=query, headers=headers
+    )
 
 
 def whole_text(text: str, path: str, *, high: int = U64_MAX) -> int:
@@ -428,11 +200,11 @@ def _require_protocol(headers: Mapping[str, str]) -> None:
         )
 
 
-def _require_type(route: ApiRoute, headers: Mapping[str, str]) -> None:
+def _require_type(route: Route, headers: Mapping[str, str]) -> None:
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if route.body_kind is not BodyKind.EMPTY and kind != route.body_kind.value:
+    if route.body is not BodyKind.EMPTY and kind != route.body.value:
         raise UsageError(
-            f"Content-Type {shown(kind)} must be {route.body_kind.value!r} here. {SEE}"
+            f"Content-Type {shown(kind)} must be {route.body.value!r} here. {SEE}"
         )
 
 
@@ -444,9 +216,9 @@ def require_run(headers: Mapping[str, str], run: str) -> None:
             address, so the island keeps its work and asks again.
     """
     name = headers.get(RUN_HEADER.lower())
-    if name is not None and decoded(name) != run:
+    if name is not None and unquote(name) != run:
         raise Unreachable(
-            f"This call is for run {shown(decoded(name))}, and this coordinator has "
+            f"This call is for run {shown(unquote(name))}, and this coordinator has "
             f"run {run!r}. Check the address, or wait for that run's coordinator."
         )
 

@@ -12,11 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-import xxhash
 from _timing import Row, arguments, medians, report
 
-from atoll import kernels
-from atoll.kernels.layouts import STATE_PIECE
 from atoll.weights import FragmentState
 from atoll.wire import (
     FrameKind,
@@ -30,8 +27,7 @@ from atoll.wire import (
 )
 
 LR, MOMENTUM = float(np.float32(0.7)), float(np.float32(0.9))
-LIMIT = 1.15
-BLOCK = 16 * STATE_PIECE
+LIMIT = 1.7
 
 
 def main() -> None:
@@ -40,20 +36,12 @@ def main() -> None:
     peer = fused_sgd(given.elements)
     state = FragmentState.found(gaussian(given.elements), "nesterov")
     mean = gaussian(given.elements)
-    body = np.empty(codec("bf16").body_bytes(given.elements), np.uint8)
-    codec("bf16").encode(mean, body)
-    ours: dict[str, Callable[[int], object]] = {
-        "kernel, fp32 mean": hashed_step(state, mean),
-        "kernel, bf16 body": hashed_step(state, body.view(np.uint16)),
-        "FragmentState.apply, bf16 body": applied(state, body),
-    }
+    ours = {f"{down} body": applied(state, mean, down) for down in ("fp32", "bf16")}
 
     rows = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         actions = {name: on_threads(step, threads) for name, step in ours.items()}
-        if threads > 1:
-            del actions["FragmentState.apply, bf16 body"]
         took = medians({"peer": peer.step} | actions, turns=given.turns)
         rows += [
             Row(
@@ -88,28 +76,12 @@ def on_threads(step: Callable[[int], object], threads: int) -> Callable[[], obje
     return lambda: step(threads)
 
 
-def hashed_step(state: FragmentState, mean: np.ndarray) -> Callable[[int], object]:
-    """Return the step that hashes on the way, over all blocks."""
-    anchor, (velocity,) = state.anchor, state.moments
-    hashes = np.zeros((-(-anchor.size // STATE_PIECE), 32), np.uint8)
-    active = kernels.active()
-
-    def work(first: int, last: int) -> None:
-        pieces = hashes[first // STATE_PIECE : -(-last // STATE_PIECE)]
-        here = slice(first, last)
-        active.nesterov_hashed(
-            anchor[here], velocity[here], mean[here], LR, MOMENTUM, pieces
-        )
-
-    def step(threads: int) -> bytes:
-        kernels.over_blocks(anchor.size, work, block=BLOCK, threads=threads)
-        return xxhash.xxh3_128_digest(hashes.data)
-
-    return step
-
-
-def applied(state: FragmentState, body: np.ndarray) -> Callable[[int], object]:
-    """Return what an island does with an outcome."""
+def applied(
+    state: FragmentState, mean: np.ndarray, down: str
+) -> Callable[[int], object]:
+    """Return what an island does with an outcome: `FragmentState.apply`."""
+    body = np.empty(codec(down).body_bytes(mean.size), np.uint8)
+    codec(down).encode(mean, body)
     counted = RosterEntry(
         island="a", incarnation=1, digest=bytes(32), weight=1, verdict=Verdict.COUNTED
     )
@@ -119,7 +91,7 @@ def applied(state: FragmentState, body: np.ndarray) -> Callable[[int], object]:
         fragment=0,
         round=1,
         base=state.digest,
-        codec="bf16",
+        codec=down,
         elements=state.anchor.size,
         weight=0,
         outer=OuterValues(optimizer="nesterov", lr=LR, momentum=MOMENTUM),
@@ -127,9 +99,9 @@ def applied(state: FragmentState, body: np.ndarray) -> Callable[[int], object]:
     )
     header = with_body(header, body)
 
-    def step(_: int) -> None:
+    def step(threads: int) -> None:
         following = replace(header, round=state.round + 1, base=state.digest)
-        state.apply(following, body)
+        state.apply(following, body, threads=threads)
 
     return step
 

@@ -8,9 +8,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from atoll.kernels import with_numba as compiled
 from atoll.kernels import with_numpy
 from atoll.kernels.layouts import E3M0_BLOCK, LANES, e3m0_bytes
-from atoll.kernels.with_numba import squares as compiled
 from tests.kernels.vectors import LENGTHS, SHAPES
 
 Size = Callable[[int], int]

@@ -20,7 +20,6 @@ import numpy as np
 from atoll.errors import UsageError
 from atoll.kernels.layouts import (
     F32,
-    HASH_BYTES,
     LANES,
     STATE_PIECE,
     U8,
@@ -80,7 +79,7 @@ _TYPES = {"fp32": np.float32, "bf16": np.uint16}
 """Of a body's elements, where they are not bytes."""
 
 ELEMENTS = STATE_PIECE + 1
-"""A full piece, hashed during the step, and a remainder, hashed after it."""
+"""A full piece of a state, and a remainder."""
 
 _OUTER = 0.5
 
@@ -94,10 +93,7 @@ def warm_kernels(active: ModuleType, *, up: str, down: str, optimizer: str) -> N
     _codec(active, _kernel_of(up))
     _sums(active)
     _codec(active, _kernel_of(down))
-    if optimizer == "nesterov":
-        _fused(active, _kernel_of(down))
-    else:
-        _step(active, optimizer)
+    _step(active, optimizer, _kernel_of(down))
 
 
 def _kernel_of(codec: str) -> str:
@@ -128,15 +124,11 @@ def _sums(active: ModuleType) -> None:
     active.scale(total, _OUTER)
 
 
-def _fused(active: ModuleType, down: str) -> None:
-    """Step and hash, reading the body directly or after decoding it."""
-    mean = np.zeros(ELEMENTS, _TYPES.get(down, np.float32))
-    hashes = np.empty((-(-ELEMENTS // STATE_PIECE), 2 * HASH_BYTES), np.uint8)
-    active.nesterov_hashed(_zeros(), _zeros(), mean, _OUTER, _OUTER, hashes)
+def _step(active: ModuleType, optimizer: str, down: str) -> None:
+    """Take an outer step, with scalars of the type that a state gives.
 
-
-def _step(active: ModuleType, optimizer: str) -> None:
-    """Take an outer step, with scalars of the type that a state gives."""
+    Nesterov's takes a body of numbers or decoded elements.
+    """
     scalar = np.float32(_OUTER)
     if optimizer == "sgd":
         active.sgd(_zeros(), _zeros(), scalar)
@@ -146,6 +138,9 @@ def _step(active: ModuleType, optimizer: str) -> None:
     else:
         step = getattr(active, optimizer)
         step(_zeros(), _zeros(), _zeros(), scalar, scalar)
+        if optimizer == "nesterov":
+            body = np.zeros(ELEMENTS, _TYPES.get(down, np.float32))
+            step(_zeros(), _zeros(), body, scalar, scalar)
 
 
 def _zeros() -> F32:

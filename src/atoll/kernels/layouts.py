@@ -84,5 +84,3 @@ def topk_block_bytes(elements: int) -> int:
 
 STATE_PIECE = 65536
 """Elements of anchor or velocity that share one hash."""
-
-HASH_BYTES = 16

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from atoll.kernels.layouts import (
@@ -31,7 +30,6 @@ from atoll.kernels.layouts import (
     INT8_HEAD,
     INT8_MAX_SCALE,
     LANES,
-    STATE_PIECE,
     TINY,
     TOPK_BLOCK,
     TOPK_HEAD,
@@ -68,7 +66,6 @@ __all__ = [
     "int8_encode",
     "left_over",
     "nesterov",
-    "nesterov_hashed",
     "round_bf16",
     "scale",
     "sgd",
@@ -93,10 +90,14 @@ def ranges(elements: int) -> Iterator[slice[int, int, None]]:
         yield slice(first, min(first + RANGE, elements))
 
 
-def block_rows(
-    values: F32, body: U8, block: int, size: Callable[[int], int]
-) -> Iterator[tuple[int, F32, U8]]:
-    """Yield short runs of blocks: where they start, their values and their bytes.
+RowCode = Callable[[F32, U8], int]
+"""Encodes or decodes rows, one per block; returns the index it refuses, or -1."""
+
+
+def by_rows(
+    code: RowCode, values: F32, body: U8, block: int, size: Callable[[int], int]
+) -> int:
+    """Encode or decode short runs of blocks; return the index refused, or -1.
 
     Each is a matrix with a row per block; the short block at the end comes alone.
     """
@@ -106,7 +107,10 @@ def block_rows(
             if first < last:
                 rows = -(-(last - first) // block)
                 packed = body[size(first) : size(last)].reshape(rows, -1)
-                yield first, values[first:last].reshape(rows, -1), packed
+                refused = code(values[first:last].reshape(rows, -1), packed)
+                if refused >= 0:
+                    return first + refused
+    return -1
 
 
 def flush(values: F32) -> F32:
@@ -244,20 +248,12 @@ def int8_encode(x: F32, body: U8) -> int:
     scale = min(absmax / 127, INT8_MAX_SCALE), zero below 2**-100; code = rint(x /
     scale) within -127..127, zero where the scale is.
     """
-    for first, rows, packed in block_rows(x, body, INT8_BLOCK, int8_bytes):
-        refused = _encode_int8_rows(rows, packed)
-        if refused >= 0:
-            return first + refused
-    return -1
+    return by_rows(_encode_int8_rows, x, body, INT8_BLOCK, int8_bytes)
 
 
 def int8_decode(body: U8, out: F32) -> int:
     """Write code * scale, flushed; refuse a code of -128 and an impossible scale."""
-    for first, rows, packed in block_rows(out, body, INT8_BLOCK, int8_bytes):
-        refused = _decode_int8_rows(packed, rows)
-        if refused >= 0:
-            return first + refused
-    return -1
+    return by_rows(_decode_int8_rows, out, body, INT8_BLOCK, int8_bytes)
 
 
 def _encode_int8_rows(rows: F32, body: U8) -> int:
@@ -276,7 +272,7 @@ def _encode_int8_rows(rows: F32, body: U8) -> int:
     return -1
 
 
-def _decode_int8_rows(body: U8, rows: F32) -> int:
+def _decode_int8_rows(rows: F32, body: U8) -> int:
     scale = np.ascontiguousarray(body[:, :INT8_HEAD]).view(np.float32)
     codes = body[:, INT8_HEAD:].view(np.int8)
     refused = first_true((scale.view(np.uint32) > _MAX_SCALE_BITS) | (codes == -128))
@@ -293,20 +289,12 @@ def e3m0_encode(x: F32, body: U8) -> int:
     E is at most 254, and 0 when every element is zero. The code is E - e, at least 0;
     beyond 6, or where e is below 27, the element is zero: nibble 7.
     """
-    for first, rows, packed in block_rows(x, body, E3M0_BLOCK, e3m0_bytes):
-        refused = _encode_e3m0_rows(rows, packed)
-        if refused >= 0:
-            return first + refused
-    return -1
+    return by_rows(_encode_e3m0_rows, x, body, E3M0_BLOCK, e3m0_bytes)
 
 
 def e3m0_decode(body: U8, out: F32) -> int:
     """Write the powers of two; refuse E = 255 and a last nibble that is not padding."""
-    for first, rows, packed in block_rows(out, body, E3M0_BLOCK, e3m0_bytes):
-        refused = _decode_e3m0_rows(packed, rows)
-        if refused >= 0:
-            return first + refused
-    return -1
+    return by_rows(_decode_e3m0_rows, out, body, E3M0_BLOCK, e3m0_bytes)
 
 
 def _encode_e3m0_rows(rows: F32, body: U8) -> int:
@@ -327,7 +315,7 @@ def _encode_e3m0_rows(rows: F32, body: U8) -> int:
     return -1
 
 
-def _decode_e3m0_rows(body: U8, rows: F32) -> int:
+def _decode_e3m0_rows(rows: F32, body: U8) -> int:
     largest, packed = body[:, :E3M0_HEAD], body[:, E3M0_HEAD:]
     width = int(rows.shape[1])
     refused = first_true(largest > E3M0_MAX_EXPONENT)
@@ -593,13 +581,32 @@ def heavy_ball(
 
 
 @_quiet
-def nesterov(anchor: F32, velocity: F32, mean: F32, lr: float, momentum: float) -> None:
-    """Take the outer step of Nesterov's momentum."""
+def nesterov(
+    anchor: F32, velocity: F32, mean: F32 | U16, lr: float, momentum: float
+) -> int:
+    """Take the outer step of Nesterov's momentum.
+
+    `mean` is fp32, or a bf16 body that is decoded on the way. Returns the index of its
+    first number that is not finite, or -1; the state is then spoilt.
+    """
+    first_refused = -1
     for span in ranges(anchor.size):
-        pull = flush(mean[span].copy())
+        pull = _widened(mean[span])
+        refused = first_not_finite(pull)
+        if refused >= 0 > first_refused:
+            first_refused = span.start + refused
+        flush(pull)
         _gather(velocity[span], pull, momentum)
         pull += flush(velocity[span] * np.float32(momentum))
         _descend(anchor[span], flush(pull), lr)
+    return first_refused
+
+
+def _widened(mean: F32 | U16) -> F32:
+    """Return a copy of fp32 numbers, or of bf16 numbers as fp32."""
+    if mean.dtype == np.uint16:
+        return (mean.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return mean.astype(np.float32)
 
 
 @_quiet
@@ -638,32 +645,3 @@ def _gather(velocity: F32, fresh: F32, momentum: float) -> None:
 def _descend(anchor: F32, direction: F32, lr: float) -> None:
     anchor += flush(direction * -np.float32(lr))
     flush(anchor)
-
-
-def nesterov_hashed(
-    anchor: F32, velocity: F32, mean: F32 | U16, lr: float, momentum: float, hashes: U8
-) -> int:
-    """Take Nesterov's step, and write the hashes of each piece of the results.
-
-    The slices start at a piece. `mean` is fp32, or a bf16 body that is decoded on the
-    way. `hashes` has a row per piece: 16 bytes of XXH3-128 of the anchor's bytes, then
-    16 of the velocity's. Returns the index of the first number of `mean` that is not
-    finite, or -1; the state is then spoilt.
-    """
-    fresh = np.empty(min(mean.size, STATE_PIECE), np.float32)
-    for piece, first in enumerate(range(0, anchor.size, STATE_PIECE)):
-        span = slice(first, min(first + STATE_PIECE, anchor.size))
-        decoded = fresh[: span.stop - span.start]
-        refused = _decode_mean(mean[span], decoded)
-        if refused >= 0:
-            return first + refused
-        nesterov(anchor[span], velocity[span], decoded, lr, momentum)
-        both = (xxhash.xxh3_128_digest(x[span].data) for x in (anchor, velocity))
-        hashes[piece] = np.frombuffer(b"".join(both), np.uint8)
-    return -1
-
-
-def _decode_mean(mean: F32 | U16, out: F32) -> int:
-    if mean.dtype == np.uint16:
-        return bf16_decode(mean.view(np.uint16), out)
-    return fp32_decode(mean.view(np.float32), out)

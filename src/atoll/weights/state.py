@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from atoll import kernels, wire
 from atoll.algorithm.outer import LARGEST_MOMENT, adam_corrections
 from atoll.errors import CorruptError
-from atoll.weights.layout import BLOCK, F32, ScratchPool, blocks, first_non_finite
+from atoll.weights.layout import F32, ScratchPool, first_non_finite
 
 
 class FragmentState:
@@ -193,20 +193,23 @@ def _require_bounded(moments: Sequence[F32], header: wire.Header) -> None:
             )
 
 
-assert BLOCK == wire.STATE_PIECE
-
 U8 = NDArray[np.uint8]
 Mean = F32 | NDArray[np.uint16]
 
-DECODED_BY_KERNEL = {"fp32": np.float32, "bf16": np.uint16}
-"""Codecs whose body Nesterov's kernel decodes itself, and its elements' type."""
+DECODED_BY_STEP = {"fp32": np.float32, "bf16": np.uint16}
+"""Codecs whose body Nesterov's step decodes itself, and its elements' type."""
 
 STEP_BLOCK = 4 * wire.STATE_PIECE
-"""Elements per call of that kernel: enough that the call costs nothing."""
+"""Elements per step: enough that its calls cost little, and in cache for the hash."""
 
 HASH_BYTES = 16
 
-Step = Callable[[slice, F32], None]
+Step = Callable[[slice, Mean], int | None]
+"""Moves a span of a state by its part of a mean.
+
+Returns the index of the first number of a body that is not finite, or -1; or None
+where the mean was decoded before, which has refused such numbers.
+"""
 
 
 def step_and_hash(
@@ -228,12 +231,15 @@ def step_and_hash(
     hashes = np.empty(
         (-(-elements // wire.STATE_PIECE), HASH_BYTES * len(vectors)), np.uint8
     )
-    if agreed.outer.optimizer == "nesterov":
-        work = _hashing(vectors, agreed, agreed.outer, body, hashes)
-    else:
-        work = _plain(
-            vectors, agreed, kernel_of(vectors, agreed.outer, count), body, hashes
-        )
+    step = _decoded_step(vectors, agreed, agreed.outer, body, count)
+
+    def work(first: int, last: int) -> None:
+        step(first, last)
+        for start in range(first, last, wire.STATE_PIECE):
+            piece = slice(start, min(start + wire.STATE_PIECE, last))
+            row = wire.state_piece([vector[piece] for vector in vectors])
+            hashes[start // wire.STATE_PIECE] = np.frombuffer(row, np.uint8)
+
     kernels.over_blocks(elements, work, block=STEP_BLOCK, threads=threads)
     return hashes
 
@@ -248,64 +254,37 @@ def _require_length(agreed: wire.Header, body: np.ndarray) -> None:
         )
 
 
-def _hashing(
+def _decoded_step(
     vectors: Sequence[F32],
     agreed: wire.Header,
     outer: wire.OuterValues,
     body: np.ndarray,
-    hashes: U8,
+    count: int,
 ) -> kernels.Work:
-    """Return Nesterov's step, whose kernel hashes while the data is in the cache."""
-    anchor, velocity = vectors
-    down, dtype = wire.codec(agreed.codec), DECODED_BY_KERNEL.get(agreed.codec)
-    scratch = ScratchPool(min(STEP_BLOCK, len(anchor)))
+    """Return the outer step of a range, with the mean decoded on the way."""
+    step = kernel_of(vectors, outer, count)
+    dtype = DECODED_BY_STEP.get(agreed.codec)
+    if outer.optimizer == "nesterov" and dtype is not None:
+        numbers = body.view(dtype)
 
-    def take(first: int, last: int, mean: Mean) -> None:
-        refused = kernels.active().nesterov_hashed(
-            anchor[first:last],
-            velocity[first:last],
-            mean,
-            outer.lr,
-            outer.momentum,
-            hashes[first // wire.STATE_PIECE : -(-last // wire.STATE_PIECE)],
-        )
-        if refused >= 0:
-            raise CorruptError(
-                f"Element {first + refused} of the outcome of fragment "
-                f"{agreed.fragment} is not finite. Take the run's state again."
-            )
+        def direct(first: int, last: int) -> None:
+            refused = step(slice(first, last), numbers[first:last])
+            if refused is not None and refused >= 0:
+                raise CorruptError(
+                    f"Element {first + refused} of the outcome of fragment "
+                    f"{agreed.fragment} is not finite. Take the run's state again."
+                )
 
-    def work(first: int, last: int) -> None:
-        if dtype is not None:
-            take(first, last, body.view(dtype)[first:last])
-            return
+        return direct
+    down = wire.codec(agreed.codec)
+    scratch = ScratchPool(min(STEP_BLOCK, len(vectors[0])))
+
+    def decoded(first: int, last: int) -> None:
         with scratch.vector(last - first) as mean:
             down.decode(body, mean, first=first)
-            take(first, last, mean)
+            step(slice(first, last), mean)
 
-    return work
-
-
-def _plain(
-    vectors: Sequence[F32],
-    agreed: wire.Header,
-    step: Step,
-    body: np.ndarray,
-    hashes: U8,
-) -> kernels.Work:
-    """Return a step that is hashed afterwards, piece by piece."""
-    down, scratch = wire.codec(agreed.codec), ScratchPool(min(BLOCK, len(vectors[0])))
-
-    def work(first: int, last: int) -> None:
-        for block in blocks(last - first):
-            span = slice(first + block.start, first + block.stop)
-            with scratch.vector(span.stop - span.start) as mean:
-                down.decode(body, mean, first=span.start)
-                step(span, mean)
-            row = wire.state_piece([vector[span] for vector in vectors])
-            hashes[span.start // wire.STATE_PIECE] = np.frombuffer(row, np.uint8)
-
-    return work
+    return decoded
 
 
 def kernel_of(vectors: Sequence[F32], outer: wire.OuterValues, count: int) -> Step:

@@ -100,7 +100,7 @@ def _digest_across(views: Sequence[memoryview], start: int, end: int) -> bytes:
 def state_piece(arrays: Sequence[Floats]) -> bytes:
     """Return the hashes of one piece: of the anchor's slice, then of each moment's.
 
-    One hash per vector, so that a kernel can hash each while it is in cache.
+    One hash per vector: the outer step hashes each while it is in cache.
     """
     return b"".join([xxhash.xxh3_128_digest(array.data) for array in arrays])
 

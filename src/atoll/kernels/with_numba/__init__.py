@@ -1,16 +1,19 @@
 """The kernels compiled by numba: the functions of `with_numpy`, and the same bytes.
 
-This is the only package that imports numba. Compiled loops allocate nothing.
+This is the only package that imports numba. No buffer is as long as the vector.
 """
 
 from atoll.kernels.with_numba.codecs import (
     bf16_decode,
     bf16_encode,
+    bf16_squares,
     bf16_stochastic,
     e3m0_decode,
     e3m0_encode,
+    e3m0_squares,
     fp32_decode,
     fp32_encode,
+    fp32_squares,
     int8_decode,
     int8_encode,
     round_bf16,
@@ -27,11 +30,9 @@ from atoll.kernels.with_numba.outer import (
     heavy_ball,
     left_over,
     nesterov,
-    nesterov_hashed,
     scale,
     sgd,
 )
-from atoll.kernels.with_numba.squares import bf16_squares, e3m0_squares, fp32_squares
 from atoll.kernels.with_numba.topk import topk_decode, topk_encode
 
 __all__ = [
@@ -57,7 +58,6 @@ __all__ = [
     "int8_encode",
     "left_over",
     "nesterov",
-    "nesterov_hashed",
     "round_bf16",
     "scale",
     "sgd",

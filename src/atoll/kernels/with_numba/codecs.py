@@ -1,21 +1,17 @@
-"""Codecs fp32, bf16, int8 and e3m0, and the sum of squares for a norm.
+"""Codecs fp32, bf16, int8 and e3m0, and the sums of squares for a norm.
 
 fp32 and bf16 are bits, rounded or not. int8 has a byte per element, and per block the
 scale that makes its largest 127. e3m0 has a sign and a power of two in four bits, by
 integer operations only.
 
-int8 and e3m0 encode 64 elements at a time with vector instructions of LLVM; processors
-with shorter registers use several. The short block at the end uses the plain loops.
+The judge of an update needs none of its elements, only the sums of their squares and
+whether all are finite: `*_squares` write nothing else. Their bits are those of a
+`*_decode` and `sum_squares`.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from atoll.kernels.layouts import (
@@ -35,39 +31,30 @@ from atoll.kernels.layouts import (
     U16,
 )
 from atoll.kernels.with_numba.jit import (
-    I8,
-    I16,
-    I32,
+    BF16,
+    FP32,
     INFINITY,
-    LINE,
     MAGNITUDE,
     U32,
-    WRITES_AHEAD,
+    Half,
     bits_of,
-    call,
-    element_address,
-    every,
-    fetch_line,
     first_at_least,
     float_of,
     flush,
     jit,
     largest_magnitude,
-    load,
     read_u32,
-    spread,
-    store,
+    widen,
     write_u32,
 )
 
-# Faults are searched at the end of a strip, so that its loop has no early exit and can
-# be vectorised.
+# Faults are searched at the end of a strip, while it is in the first cache.
 _STRIP = 4096
 
 _BF16_OVERFLOW = np.uint32(0x7F7F8000)
 _BF16_HALF = np.uint32(0x7FFF)
-_LOWEST_BIT = np.uint32(1)
 _16 = np.uint32(16)
+_LOWEST_BIT = np.uint32(1)
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -81,7 +68,7 @@ def fp32_encode(x: F32, out: F32) -> int:
 
 def fp32_decode(body: F32, out: F32) -> int:
     """Copy `body`, flushed; refuse NaN and infinity."""
-    return _fp32_decode(body.view(np.uint32), out)
+    return _decode(body.view(np.uint32), FP32, out)
 
 
 def bf16_encode(x: F32, out: U16) -> int:
@@ -96,7 +83,7 @@ def bf16_stochastic(x: F32, out: U16, seed: int, first: int) -> int:
 
 def bf16_decode(body: U16, out: F32) -> int:
     """Widen to fp32, flushed; refuse NaN and infinity."""
-    return bf16_decode_loop(body, out)
+    return _decode(body, BF16, out)
 
 
 def round_bf16(x: F32, out: F32) -> None:
@@ -104,43 +91,31 @@ def round_bf16(x: F32, out: F32) -> None:
     _round_bf16(x.view(np.uint32), out.view(np.uint32))
 
 
-def sum_squares(x: F32, lanes: F64) -> None:
-    """Add the square of element i to lane i % 64, in order, in fp64."""
-    _sum_squares(x, lanes)
-
-
 @jit
 def _fp32_encode(x: U32, out: U32) -> int:
     for first in range(0, x.size, _STRIP):
         strip, to = x[first : first + _STRIP], out[first : first + _STRIP]
-        _copy(strip, to)
-        refused = first_at_least(strip, INFINITY)
-        if refused >= 0:
-            return first + refused
+        largest = np.uint32(0)
+        for i in range(strip.size):
+            to[i] = strip[i]
+            largest = max(largest, np.uint32(strip[i] & MAGNITUDE))
+        if largest >= INFINITY:
+            return first + first_at_least(strip, INFINITY, FP32)
     return -1
 
 
 @jit
-def _copy(x: U32, out: U32) -> None:
-    full_size = x.size // LINE * LINE
-    for first in range(0, full_size, LINE):
-        fetch_line(out, first + WRITES_AHEAD)
-        line, to = x[first : first + LINE], out[first : first + LINE]
-        for i in range(LINE):
-            to[i] = line[i]
-    for i in range(full_size, x.size):
-        out[i] = x[i]
-
-
-@jit
-def _fp32_decode(body: U32, out: F32) -> int:
+def _decode(body: U32 | U16, half: Half, out: F32) -> int:
+    """Write the numbers of which a body has the upper bits, flushed."""
     for first in range(0, out.size, _STRIP):
         strip, to = body[first : first + _STRIP], out[first : first + _STRIP]
+        largest = np.uint32(0)
         for i in range(to.size):
-            to[i] = flush(float_of(strip[i]))
-        refused = first_at_least(strip, INFINITY)
-        if refused >= 0:
-            return first + refused
+            bits = widen(strip[i], half)
+            to[i] = flush(float_of(bits))
+            largest = max(largest, np.uint32(bits & MAGNITUDE))
+        if largest >= INFINITY:
+            return first + first_at_least(strip, INFINITY, half)
     return -1
 
 
@@ -154,11 +129,12 @@ def _nearest_bf16(bits: np.uint32) -> np.uint32:
 def _bf16_encode(x: U32, out: U16) -> int:
     for first in range(0, x.size, _STRIP):
         strip, to = x[first : first + _STRIP], out[first : first + _STRIP]
+        largest = np.uint32(0)
         for i in range(strip.size):
             to[i] = np.uint16(_nearest_bf16(strip[i]))
-        refused = first_at_least(strip, _BF16_OVERFLOW)
-        if refused >= 0:
-            return first + refused
+            largest = max(largest, np.uint32(strip[i] & MAGNITUDE))
+        if largest >= _BF16_OVERFLOW:
+            return first + first_at_least(strip, _BF16_OVERFLOW, FP32)
     return -1
 
 
@@ -189,104 +165,11 @@ def _bf16_stochastic(x: U32, out: U16, seed: np.uint64, start: np.uint64) -> int
 
 
 @jit
-def bf16_decode_loop(body: U16, out: F32) -> int:
-    """Widen to fp32, flushed; refuse NaN and infinity."""
-    for first in range(0, out.size, _STRIP):
-        strip, to = body[first : first + _STRIP], out[first : first + _STRIP]
-        for i in range(to.size):
-            to[i] = flush(float_of(np.uint32(np.uint32(strip[i]) << _16)))
-        refused = _first_infinite_bf16(strip)
-        if refused >= 0:
-            return first + refused
-    return -1
-
-
-@jit
-def _first_infinite_bf16(strip: U16) -> int:
-    largest = np.uint16(0)
-    for i in range(strip.size):
-        largest = max(largest, np.uint16(strip[i] & np.uint16(0x7FFF)))
-    if largest >= np.uint16(0x7F80):
-        for i in range(strip.size):
-            if np.uint16(strip[i] & np.uint16(0x7FFF)) >= np.uint16(0x7F80):
-                return i
-    return -1
-
-
-@jit
 def _round_bf16(x: U32, out: U32) -> None:
     for i in range(x.size):
         is_nan = np.uint32(x[i] & MAGNITUDE) > INFINITY
         rounded = np.uint32(_nearest_bf16(x[i]) << _16)
         out[i] = x[i] if is_nan else rounded
-
-
-@jit
-def _sum_squares(x: F32, lanes: F64) -> None:
-    full_size = x.size // LANES * LANES
-    for first in range(0, full_size, LANES):
-        row = x[first : first + LANES]
-        for j in range(LANES):
-            lanes[j] += np.float64(row[j]) * np.float64(row[j])
-    for j in range(x.size - full_size):
-        lanes[j] += np.float64(x[full_size + j]) * np.float64(x[full_size + j])
-
-
-PART = 64
-"""Elements of a vector."""
-
-_INT8_FLOATS = ir.VectorType(ir.FloatType(), PART)
-_INT8_BITS = ir.VectorType(I32, PART)
-_INT8_CODES = ir.VectorType(ir.IntType(8), PART)
-_INT8_MASK = ir.IntType(PART)
-
-
-@intrinsic
-def quantise_part(
-    typing: Any, x: Any, first: Any, scale: Any, codes: Any, offset: Any
-) -> Any:
-    """Write rint(x / scale) within -127..127 of the part at `first`; x is finite."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        part = load(
-            builder, element_address(context, builder, signature, args, 0), _INT8_FLOATS
-        )
-        ratio = builder.fdiv(part, spread(builder, args[2], _INT8_FLOATS))
-        code = call(builder, f"llvm.rint.v{PART}f32", _INT8_FLOATS, ratio)
-        for limit, beyond in ((-127.0, "<"), (127.0, ">")):
-            bound = every(_INT8_FLOATS, limit)
-            is_beyond = builder.fcmp_ordered(beyond, code, bound)
-            code = builder.select(is_beyond, bound, code)
-        short = builder.trunc(builder.fptosi(code, _INT8_BITS), _INT8_CODES)
-        store(builder, short, element_address(context, builder, signature, args, 3))
-        return context.get_dummy_value()
-
-    return types.void(x, first, scale, codes, offset), build
-
-
-@intrinsic
-def restore_part(
-    typing: Any, codes: Any, offset: Any, scale: Any, out: Any, first: Any
-) -> Any:
-    """Write code * scale, flushed, of a part; return a bit for each code of -128."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = load(
-            builder, element_address(context, builder, signature, args, 0), _INT8_CODES
-        )
-        wide = builder.sitofp(builder.sext(code, _INT8_BITS), _INT8_FLOATS)
-        value = builder.fmul(wide, spread(builder, args[2], _INT8_FLOATS))
-        bits = builder.bitcast(value, _INT8_BITS)
-        magnitude = builder.bitcast(
-            builder.and_(bits, every(_INT8_BITS, 0x7FFFFFFF)), _INT8_FLOATS
-        )
-        is_tiny = builder.fcmp_ordered("<", magnitude, every(_INT8_FLOATS, float(TINY)))
-        value = builder.select(is_tiny, every(_INT8_FLOATS, 0.0), value)
-        store(builder, value, element_address(context, builder, signature, args, 3))
-        is_bad = builder.icmp_signed("==", code, every(_INT8_CODES, -128))
-        return builder.bitcast(is_bad, _INT8_MASK)
-
-    return types.uint64(codes, offset, scale, out, first), build
 
 
 _ZERO_SCALE = np.float32(0)
@@ -312,16 +195,13 @@ def _int8_encode(x: F32, bits: U32, body: U8, codes: NDArray[np.int8]) -> int:
         block_bits = bits[first : first + INT8_BLOCK]
         largest = largest_magnitude(block_bits)
         if largest >= INFINITY:
-            return first + first_at_least(block_bits, INFINITY)
+            return first + first_at_least(block_bits, INFINITY, FP32)
         scale = min(np.float32(float_of(largest) / _127), INT8_MAX_SCALE)
         scale = _ZERO_SCALE if scale < TINY else scale
         write_u32(body, offset, bits_of(scale))
         to = codes[offset + INT8_HEAD : offset + INT8_HEAD + block.size]
         if scale == _ZERO_SCALE:
             to[:] = 0
-        elif block.size == INT8_BLOCK:
-            for part in range(0, INT8_BLOCK, PART):
-                quantise_part(block, part, scale, to, part)
         else:
             _quantise(block, scale, to)
         offset += INT8_HEAD + block.size
@@ -332,7 +212,7 @@ def _int8_encode(x: F32, bits: U32, body: U8, codes: NDArray[np.int8]) -> int:
 def _quantise(block: F32, scale: np.float32, to: NDArray[np.int8]) -> None:
     for i in range(block.size):
         code = np.rint(np.float32(block[i] / scale))
-        to[i] = np.int8(min(max(code, -_127), _127))
+        to[i] = np.int8(np.int32(min(max(code, -_127), _127)))
 
 
 @jit
@@ -345,17 +225,9 @@ def _int8_decode(body: U8, codes: NDArray[np.int8], out: F32) -> int:
             return first
         scale = float_of(bits)
         code = codes[offset + INT8_HEAD : offset + INT8_HEAD + block.size]
-        refused = -1
-        if block.size == INT8_BLOCK:
-            bad = np.uint64(0)
-            for part in range(0, INT8_BLOCK, PART):
-                bad |= restore_part(code, part, scale, block, part)
-            if bad:
-                refused = _first_bad(code)
-        else:
-            for i in range(block.size):
-                block[i] = flush(np.float32(code[i]) * scale)
-            refused = _first_bad(code)
+        for i in range(block.size):
+            block[i] = flush(np.float32(code[i]) * scale)
+        refused = _first_bad(code)
         if refused >= 0:
             return first + refused
         offset += INT8_HEAD + block.size
@@ -365,124 +237,14 @@ def _int8_decode(body: U8, codes: NDArray[np.int8], out: F32) -> int:
 @jit
 def _first_bad(code: NDArray[np.int8]) -> int:
     """Return the index of the first -128, which no encoder writes, or -1."""
+    is_bad = False
     for i in range(code.size):
-        if code[i] == -128:
-            return i
+        is_bad |= code[i] == -128
+    if is_bad:
+        for i in range(code.size):
+            if code[i] == -128:
+                return i
     return -1
-
-
-_E3M0_BITS = ir.VectorType(I32, E3M0_BLOCK)
-_E3M0_HALVES = ir.VectorType(I16, E3M0_BLOCK)
-_E3M0_NIBBLES = ir.VectorType(I8, E3M0_BLOCK)
-_E3M0_PAIRS = ir.VectorType(I8, E3M0_BLOCK // 2)
-_E3M0_WIDE_PAIRS = ir.VectorType(I32, E3M0_BLOCK // 2)
-
-_E3M0_INTERLEAVE = ir.Constant(
-    _E3M0_BITS, [i // 2 + i % 2 * (E3M0_BLOCK // 2) for i in range(E3M0_BLOCK)]
-)
-
-
-@intrinsic
-def largest_of_block(typing: Any, bits: Any, first: Any) -> Any:
-    """Return the largest magnitude of the block that starts at `first`, as bits."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        block = load(
-            builder, element_address(context, builder, signature, args, 0), _E3M0_BITS
-        )
-        magnitude = builder.and_(block, every(_E3M0_BITS, 0x7FFFFFFF))
-        name = f"llvm.vector.reduce.umax.v{E3M0_BLOCK}i32"
-        return call(builder, name, I32, magnitude)
-
-    return types.uint32(bits, first), build
-
-
-@intrinsic
-def pack_block(
-    typing: Any, bits: Any, first: Any, largest: Any, body: Any, offset: Any
-) -> Any:
-    """Write the nibbles of the block at `first`, whose E is `largest`, to `body`."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        block = load(
-            builder, element_address(context, builder, signature, args, 0), _E3M0_BITS
-        )
-        nibbles = _nibbles(builder, block, spread(builder, args[2], _E3M0_HALVES))
-        pairs = builder.bitcast(nibbles, _E3M0_WIDE_PAIRS)
-        # The odd element of a pair is in the upper half of its 32 bits.
-        pairs = builder.or_(pairs, builder.lshr(pairs, every(_E3M0_WIDE_PAIRS, 12)))
-        to = element_address(context, builder, signature, args, 3)
-        store(builder, builder.trunc(pairs, _E3M0_PAIRS), to)
-        return context.get_dummy_value()
-
-    return types.void(bits, first, largest, body, offset), build
-
-
-def _nibbles(builder: Any, block: Any, largest: Any) -> Any:
-    """Build the nibbles of 64 numbers, each in 16 bits."""
-    # Rounding to the nearest power of two never carries into the sign.
-    rounded = builder.add(block, every(_E3M0_BITS, 0x400000))
-    halves = builder.trunc(builder.lshr(rounded, every(_E3M0_BITS, 23)), _E3M0_HALVES)
-    exponent = builder.and_(halves, every(_E3M0_HALVES, 0xFF))
-    sign = builder.and_(
-        builder.lshr(halves, every(_E3M0_HALVES, 5)), every(_E3M0_HALVES, 8)
-    )
-    is_larger = builder.icmp_unsigned(">", exponent, largest)
-    below = builder.sub(largest, exponent)
-    code = builder.select(is_larger, every(_E3M0_HALVES, 0), below)
-    is_zero = builder.or_(
-        builder.icmp_unsigned(">=", code, every(_E3M0_HALVES, E3M0_ZERO)),
-        builder.icmp_unsigned("<", exponent, every(_E3M0_HALVES, E3M0_MIN_EXPONENT)),
-    )
-    return builder.select(
-        is_zero, every(_E3M0_HALVES, E3M0_ZERO), builder.or_(code, sign)
-    )
-
-
-@intrinsic
-def unpack_block(
-    typing: Any, body: Any, offset: Any, largest: Any, bits: Any, first: Any
-) -> Any:
-    """Write the bits of the 64 numbers whose nibbles start at `offset` of `body`."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pairs = load(
-            builder, element_address(context, builder, signature, args, 0), _E3M0_PAIRS
-        )
-        low = builder.and_(pairs, every(_E3M0_PAIRS, 15))
-        high = builder.lshr(pairs, every(_E3M0_PAIRS, 4))
-        nibbles = builder.shuffle_vector(low, high, _E3M0_INTERLEAVE)
-        halves = _upper_halves(builder, nibbles, args[2])
-        values = builder.shl(builder.zext(halves, _E3M0_BITS), every(_E3M0_BITS, 16))
-        store(builder, values, element_address(context, builder, signature, args, 3))
-        return context.get_dummy_value()
-
-    return types.void(body, offset, largest, bits, first), build
-
-
-def _upper_halves(builder: Any, nibbles: Any, largest: Any) -> Any:
-    """Build the upper 16 bits of 64 numbers; a power of two has no others."""
-    code = builder.and_(nibbles, every(_E3M0_NIBBLES, 7))
-    is_value = builder.icmp_signed(
-        "<=", code, spread(builder, _last_code(builder, largest), _E3M0_NIBBLES)
-    )
-    short = builder.trunc(largest, I8)
-    exponent = builder.sub(spread(builder, short, _E3M0_NIBBLES), code)
-    sign = builder.zext(builder.and_(nibbles, every(_E3M0_NIBBLES, 8)), _E3M0_HALVES)
-    value = builder.or_(
-        builder.shl(builder.zext(exponent, _E3M0_HALVES), every(_E3M0_HALVES, 7)),
-        builder.shl(sign, every(_E3M0_HALVES, 12)),
-    )
-    return builder.select(is_value, value, every(_E3M0_HALVES, 0))
-
-
-def _last_code(builder: Any, largest: Any) -> Any:
-    """Build the largest code that is no zero: -1 where every one is."""
-    lower, upper = ir.Constant(I32, -1), ir.Constant(I32, E3M0_ZERO - 1)
-    last = builder.sub(largest, ir.Constant(I32, E3M0_MIN_EXPONENT))
-    last = builder.select(builder.icmp_signed("<", last, lower), lower, last)
-    last = builder.select(builder.icmp_signed(">", last, upper), upper, last)
-    return builder.trunc(last, I8)
 
 
 _HALF_STEP = np.uint32(0x400000)
@@ -490,16 +252,66 @@ _MIN_EXPONENT = np.int32(E3M0_MIN_EXPONENT)
 _MAX_EXPONENT = np.int32(E3M0_MAX_EXPONENT)
 _ZERO_CODE = np.int32(E3M0_ZERO)
 _NO_EXPONENT = np.int32(0)
+_PAIRS = E3M0_BLOCK // 2
+_E3M0_BYTES = E3M0_HEAD + _PAIRS
 
 
 def e3m0_encode(x: F32, body: U8) -> int:
     """Encode `x`; refuse NaN and infinity."""
-    return _e3m0_encode(x.view(np.uint32), body)
+    rest = x.size % E3M0_BLOCK
+    full_size, full_bytes = x.size - rest, x.size // E3M0_BLOCK * _E3M0_BYTES
+    bits = x.view(np.uint32)
+    refused = _e3m0_encode(bits[:full_size], body[:full_bytes])
+    if refused >= 0 or not rest:
+        return refused
+    block, packed = np.zeros(E3M0_BLOCK, np.uint32), np.empty(_E3M0_BYTES, np.uint8)
+    block[:rest] = bits[full_size:]
+    refused = _e3m0_encode(block, packed)
+    body[full_bytes:] = packed[: body.size - full_bytes]
+    if rest % 2:
+        body[-1] &= 15
+    return full_size + refused if refused >= 0 else -1
 
 
 def e3m0_decode(body: U8, out: F32) -> int:
     """Write the powers of two; refuse E = 255 and a last nibble that is not padding."""
-    return _e3m0_decode(body, out.view(np.int32))
+    rest = out.size % E3M0_BLOCK
+    full_size, full_bytes = out.size - rest, out.size // E3M0_BLOCK * _E3M0_BYTES
+    bits, halves = out.view(np.uint32), np.empty(E3M0_BLOCK, np.uint16)
+    refused = _e3m0_decode(body[:full_bytes], halves, bits[:full_size])
+    if refused >= 0 or not rest:
+        return refused
+    block, packed = np.empty(E3M0_BLOCK, np.uint32), np.zeros(_E3M0_BYTES, np.uint8)
+    packed[: body.size - full_bytes] = body[full_bytes:]
+    if _e3m0_decode(packed, halves, block) >= 0:
+        return full_size
+    if rest % 2 and body[-1] >= 16:
+        return out.size - 1
+    bits[full_size:] = block[:rest]
+    return -1
+
+
+@jit
+def _e3m0_encode(x: U32, body: U8) -> int:
+    """Write full blocks."""
+    offset = 0
+    for first in range(0, x.size, E3M0_BLOCK):
+        block = x[first : first + E3M0_BLOCK]
+        magnitude = np.uint32(0)
+        for i in range(E3M0_BLOCK):
+            magnitude = max(magnitude, np.uint32(block[i] & MAGNITUDE))
+        if magnitude >= INFINITY:
+            return first + first_at_least(block, INFINITY, FP32)
+        largest = min(_exponent(magnitude), _MAX_EXPONENT)
+        largest = _NO_EXPONENT if largest < _MIN_EXPONENT else largest
+        body[offset] = np.uint8(largest)
+        pairs = body[offset + E3M0_HEAD : offset + _E3M0_BYTES]
+        for i in range(_PAIRS):
+            low = _nibble(block[2 * i], largest)
+            high = _nibble(block[2 * i + 1], largest)
+            pairs[i] = np.uint8(low | high << np.int32(4))
+        offset += _E3M0_BYTES
+    return -1
 
 
 @jit
@@ -520,99 +332,123 @@ def _nibble(bits: np.uint32, largest: np.int32) -> np.int32:
 
 
 @jit
-def _e3m0_encode(x: U32, body: U8) -> int:
-    offset, full_size = 0, x.size // E3M0_BLOCK * E3M0_BLOCK
-    for first in range(0, full_size, E3M0_BLOCK):
-        magnitude = largest_of_block(x, first)
-        if magnitude >= INFINITY:
-            return first + first_at_least(x[first : first + E3M0_BLOCK], INFINITY)
-        largest = _largest(magnitude)
-        body[offset] = np.uint8(largest)
-        pack_block(x, first, largest, body, offset + E3M0_HEAD)
-        offset += E3M0_HEAD + E3M0_BLOCK // 2
-    if full_size == x.size:
-        return -1
-    refused = _e3m0_encode_short(x[full_size:], body[offset:])
-    return full_size + refused if refused >= 0 else -1
+def _e3m0_decode(body: U8, halves: U16, out: U32) -> int:
+    """Write the numbers of full blocks; `halves` is scratch for one.
 
-
-@jit
-def _e3m0_encode_short(block: U32, body: U8) -> int:
-    """Encode the short block at the end."""
-    magnitude = largest_magnitude(block)
-    if magnitude >= INFINITY:
-        return first_at_least(block, INFINITY)
-    largest = _largest(magnitude)
-    body[0] = np.uint8(largest)
-    pairs = block.size // 2
-    _pack(block, largest, body[E3M0_HEAD : E3M0_HEAD + pairs])
-    if block.size % 2:
-        last = _nibble(block[block.size - 1], largest)
-        body[E3M0_HEAD + pairs] = np.uint8(last)
-    return -1
-
-
-@jit
-def _largest(magnitude: np.uint32) -> np.int32:
-    """Return the E of a block from its largest magnitude."""
-    largest = min(_exponent(magnitude), _MAX_EXPONENT)
-    return _NO_EXPONENT if largest < _MIN_EXPONENT else largest
-
-
-@jit
-def _pack(block: U32, largest: np.int32, to: U8) -> None:
-    for i in range(to.size):
-        low = _nibble(block[2 * i], largest)
-        high = _nibble(block[2 * i + 1], largest)
-        to[i] = np.uint8(low | high << np.int32(4))
-
-
-@jit
-def _value(nibble: np.int32, largest: np.int32) -> np.int32:
-    """Return the bits of the fp32 number that a nibble stands for."""
-    code = np.int32(nibble & np.int32(7))
-    exponent = np.int32(largest - code)
-    is_zero = (code == _ZERO_CODE) | (exponent < _MIN_EXPONENT)
-    sign = np.int32(np.int32(nibble >> np.int32(3)) << np.int32(31))
-    return (
-        _NO_EXPONENT if is_zero else np.int32(sign | np.int32(exponent << np.int32(23)))
-    )
-
-
-@jit
-def _e3m0_decode(body: U8, out: NDArray[np.int32]) -> int:
-    offset, full_size = 0, out.size // E3M0_BLOCK * E3M0_BLOCK
-    for first in range(0, full_size, E3M0_BLOCK):
-        largest = np.int32(body[offset])
+    A power of two has only upper bits: they are made by operations on 16 bits.
+    """
+    offset = 0
+    for first in range(0, out.size, E3M0_BLOCK):
+        block = out[first : first + E3M0_BLOCK]
+        largest = np.int16(body[offset])
         if largest > _MAX_EXPONENT:
             return first
-        unpack_block(body, offset + E3M0_HEAD, largest, out, first)
-        offset += E3M0_HEAD + E3M0_BLOCK // 2
-    if full_size == out.size:
-        return -1
-    refused = _e3m0_decode_short(body[offset:], out[full_size:])
-    return full_size + refused if refused >= 0 else -1
-
-
-@jit
-def _e3m0_decode_short(body: U8, block: NDArray[np.int32]) -> int:
-    """Decode the short block at the end."""
-    largest = np.int32(body[0])
-    if largest > _MAX_EXPONENT:
-        return 0
-    pairs = block.size // 2
-    _unpack(body[E3M0_HEAD : E3M0_HEAD + pairs], largest, block)
-    if block.size % 2:
-        last = body[E3M0_HEAD + pairs]
-        if last >= 16:
-            return block.size - 1
-        block[block.size - 1] = _value(np.int32(last), largest)
+        pairs = body[offset + E3M0_HEAD : offset + _E3M0_BYTES]
+        for i in range(_PAIRS):
+            pair = np.int16(pairs[i])
+            halves[2 * i] = _upper_half(np.int16(pair & np.int16(15)), largest)
+            halves[2 * i + 1] = _upper_half(np.int16(pair >> np.int16(4)), largest)
+        for i in range(E3M0_BLOCK):
+            block[i] = widen(halves[i], BF16)
+        offset += _E3M0_BYTES
     return -1
 
 
 @jit
-def _unpack(packed: U8, largest: np.int32, block: NDArray[np.int32]) -> None:
-    for i in range(packed.size):
-        pair = np.int32(packed[i])
-        block[2 * i] = _value(np.int32(pair & np.int32(15)), largest)
-        block[2 * i + 1] = _value(np.int32(pair >> np.int32(4)), largest)
+def _upper_half(nibble: np.int16, largest: np.int16) -> np.uint16:
+    """Return the upper 16 bits of the fp32 number that a nibble stands for."""
+    code = np.int16(nibble & np.int16(7))
+    exponent = np.int16(largest - code)
+    is_zero = (code == np.int16(E3M0_ZERO)) | (exponent < np.int16(E3M0_MIN_EXPONENT))
+    sign = np.int16(np.int16(nibble & np.int16(8)) << np.int16(12))
+    value = np.int16(np.int16(exponent << np.int16(7)) | sign)
+    return np.uint16(0) if is_zero else np.uint16(value)
+
+
+ALL = np.float64(0)
+_TINY_SQUARE = np.float64(TINY) ** 2
+"""Exact, and so is a square of fp32 in fp64: it is below this if its root is tiny."""
+
+ROWS = 4 * LANES
+"""Elements added at a time: so a lane is read and written once for four of them."""
+
+
+def sum_squares(x: F32, lanes: F64) -> None:
+    """Add the square of element i to lane i % 64, in order, in fp64."""
+    add_squares(x.view(np.uint32), FP32, ALL, lanes)
+
+
+def fp32_squares(body: U8, elements: int, lanes: F64) -> int:
+    """Add the square of element i to lane i % 64, flushed; refuse NaN and infinity.
+
+    `body` has exactly the bytes of `elements`. Return the index of the first element
+    that is refused, or -1. The lanes are garbage after a refusal; the
+    other functions here share this.
+    """
+    return _squares(body.view(np.uint32), FP32, lanes)
+
+
+def bf16_squares(body: U8, elements: int, lanes: F64) -> int:
+    """Add the squares of a bf16 body; refuse NaN and infinity."""
+    return _squares(body.view(np.uint16), BF16, lanes)
+
+
+def e3m0_squares(body: U8, elements: int, lanes: F64) -> int:
+    """Add the squares of an e3m0 body; refuse E = 255 and a wrong last nibble."""
+    full_size = elements // E3M0_BLOCK * E3M0_BLOCK
+    full_bytes = full_size // E3M0_BLOCK * _E3M0_BYTES
+    refused = _e3m0_squares(body[:full_bytes], full_size, lanes)
+    if refused >= 0 or full_size == elements:
+        return refused
+    rest = np.empty(elements - full_size, np.float32)
+    refused = e3m0_decode(body[full_bytes:], rest)
+    sum_squares(rest, lanes)
+    return full_size + refused if refused >= 0 else -1
+
+
+@jit
+def _squares(body: U32 | U16, half: Half, lanes: F64) -> int:
+    add_squares(body, half, _TINY_SQUARE, lanes)
+    total = np.float64(0)
+    for lane in range(LANES):
+        total += lanes[lane]
+    return -1 if np.isfinite(total) else first_at_least(body, INFINITY, half)
+
+
+@jit
+def _e3m0_squares(body: U8, elements: int, lanes: F64) -> int:
+    """Add the squares of full blocks, a strip at a time."""
+    halves, values = np.empty(E3M0_BLOCK, np.uint16), np.empty(_STRIP, np.uint32)
+    offset = 0
+    for first in range(0, elements, _STRIP):
+        strip = values[: min(_STRIP, elements - first)]
+        refused = _e3m0_decode(body[offset:], halves, strip)
+        if refused >= 0:
+            return first + refused
+        add_squares(strip, FP32, ALL, lanes)
+        offset += _STRIP // E3M0_BLOCK * _E3M0_BYTES
+    return -1
+
+
+@jit
+def add_squares(body: U32 | U16, half: Half, minimum: np.float64, lanes: F64) -> None:
+    """Add the squares that are not below `minimum`; NaN is not."""
+    full_size = body.size // ROWS * ROWS
+    for first in range(0, full_size, ROWS):
+        row_0 = body[first : first + LANES]
+        row_1 = body[first + LANES : first + 2 * LANES]
+        row_2 = body[first + 2 * LANES : first + 3 * LANES]
+        row_3 = body[first + 3 * LANES : first + ROWS]
+        for j in range(LANES):
+            total = lanes[j] + _square(row_0[j], half, minimum)
+            total += _square(row_1[j], half, minimum)
+            total += _square(row_2[j], half, minimum)
+            lanes[j] = total + _square(row_3[j], half, minimum)
+    for i in range(full_size, body.size):
+        lanes[i % LANES] += _square(body[i], half, minimum)
+
+
+@jit
+def _square(bits: np.uint32 | np.uint16, half: Half, minimum: np.float64) -> np.float64:
+    value = np.float64(float_of(widen(bits, half)))
+    return ALL if value * value < minimum else value * value

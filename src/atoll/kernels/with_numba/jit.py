@@ -4,25 +4,20 @@ numba compiles on first use and caches machine code between processes. The cache
 only the file of the cached function: a primitive here must never change its meaning.
 
 No fastmath, and fp32 scalars throughout: a Python float would turn a loop into fp64.
-
-The second half builds vector instructions of LLVM, for loops that a compiler does not
-vectorise. Arrays that are no multiple of a cache line use the plain loops.
+A loop that LLVM is to vectorise has no early exit: it gathers the largest magnitude,
+and a second loop searches the element to refuse if there is one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
-from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
-from atoll.kernels.layouts import TINY, U8
+from atoll.kernels.layouts import TINY, U8, U16
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +26,15 @@ U32 = NDArray[np.uint32]
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITY = np.uint32(0x7F800000)
+Half = bool | None
+FP32, BF16 = None, True
+"""Whether bits are the upper half of an fp32 number.
+
+None, not False: for an argument that is None numba leaves out the branch.
+"""
+
 _ZERO = np.float32(0)
+_16 = np.uint32(16)
 
 
 def jit(function: Callable[P, R]) -> Callable[P, R]:
@@ -44,24 +47,24 @@ def jit(function: Callable[P, R]) -> Callable[P, R]:
     return cast(Callable[P, R], compiled)
 
 
-@intrinsic
-def bits_of(typing: Any, value: Any) -> Any:
+@jit
+def bits_of(value: np.float32) -> np.uint32:
     """Return the bits of an fp32 number as a u32."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], context.get_value_type(types.uint32))
-
-    return types.uint32(types.float32), build
+    return np.float32(value).view(np.uint32)
 
 
-@intrinsic
-def float_of(typing: Any, bits: Any) -> Any:
+@jit
+def float_of(bits: np.uint32) -> np.float32:
     """Return the fp32 number that has these bits."""
+    return np.uint32(bits).view(np.float32)
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], context.get_value_type(types.float32))
 
-    return types.float32(types.uint32), build
+@jit
+def widen(bits: np.uint32 | np.uint16, half: Half) -> np.uint32:
+    """Return the bits of the fp32 number of which these are all, or the upper half."""
+    if half is None:
+        return np.uint32(bits)
+    return np.uint32(np.uint32(bits) << _16)
 
 
 @jit
@@ -80,16 +83,11 @@ def largest_magnitude(bits: U32) -> np.uint32:
 
 
 @jit
-def first_at_least(bits: U32, limit: np.uint32) -> int:
-    """Return the index of the first magnitude of `limit` or more, or -1.
-
-    A loop without an early exit, which can be vectorised, checks for one first: valid
-    values need no second loop.
-    """
-    if largest_magnitude(bits) >= limit:
-        for i in range(bits.size):
-            if np.uint32(bits[i] & MAGNITUDE) >= limit:
-                return i
+def first_at_least(bits: U32 | U16, limit: np.uint32, half: Half) -> int:
+    """Return the index of the first magnitude of `limit` or more, or -1."""
+    for i in range(bits.size):
+        if np.uint32(widen(bits[i], half) & MAGNITUDE) >= limit:
+            return i
     return -1
 
 
@@ -106,86 +104,3 @@ def write_u32(body: U8, offset: int, value: np.uint32) -> None:
     """Write a number as four bytes, little-endian, aligned or not."""
     for index in range(4):
         body[offset + index] = np.uint8(value >> np.uint32(8 * index))
-
-
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-
-PREFETCH_AHEAD = 256
-"""Elements between the loop's position and the line it prefetches."""
-
-WRITES_AHEAD = 1024
-"""The same for arrays that are only written: hardware does not prefetch their lines."""
-
-LINE = 16
-"""fp32 elements of a vector."""
-
-
-def element_address(
-    context: Any, builder: Any, signature: Any, args: Any, index: int
-) -> Any:
-    """Build the address of an array's element, whose index is an argument after it."""
-    array = make_array(signature.args[index])(context, builder, args[index])
-    after = index + 1
-    return builder.gep(array.data, [args[after]])
-
-
-def load(builder: Any, pointer: Any, kind: Any) -> Any:
-    """Build the load of a vector from an address, aligned or not."""
-    loaded = builder.load(builder.bitcast(pointer, kind.as_pointer()))
-    loaded.align = 1
-    return loaded
-
-
-def store(builder: Any, vector: Any, pointer: Any) -> None:
-    """Build the store of a vector to an address, aligned or not."""
-    stored = builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()))
-    stored.align = 1
-
-
-def call(builder: Any, name: str, result: Any, argument: Any) -> Any:
-    """Build the call of an LLVM intrinsic."""
-    kind = ir.FunctionType(result, [argument.type])
-    declared = builder.module.globals.get(name)
-    return builder.call(declared or ir.Function(builder.module, kind, name), [argument])
-
-
-def every(kind: Any, number: float) -> Any:
-    """Build a vector whose every element is `number`."""
-    return ir.Constant(kind, [number] * kind.count)
-
-
-def spread(builder: Any, scalar: Any, kind: Any) -> Any:
-    """Build a vector whose every element is `scalar`."""
-    if isinstance(kind.element, ir.IntType) and scalar.type != kind.element:
-        scalar = builder.trunc(scalar, kind.element)
-    single = builder.insert_element(
-        ir.Constant(kind, ir.Undefined), scalar, ir.Constant(I32, 0)
-    )
-    first = ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
-    return builder.shuffle_vector(single, single, first)
-
-
-def larger(builder: Any, first: Any, second: Any) -> Any:
-    """Build the larger of two unsigned numbers, or of two vectors by element."""
-    return builder.select(builder.icmp_unsigned(">", first, second), first, second)
-
-
-@intrinsic
-def fetch_line(typing: Any, array: Any, offset: Any) -> Any:
-    """Prefetch the line of element `offset`, which may lie past the end."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = make_array(signature.args[0])(context, builder, args[0]).data
-        prefetch(builder, builder.gep(data, [args[1]]))
-        return context.get_dummy_value()
-
-    return types.void(array, offset), build
-
-
-def prefetch(builder: Any, address: Any) -> None:
-    """Prefetch a line into the second cache; past the end it does nothing."""
-    pointer = I8.as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
-    call = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-    options = [ir.Constant(I32, number) for number in (0, 2, 1)]
-    builder.call(call, [builder.bitcast(address, pointer), *options])

@@ -17,6 +17,7 @@ from atoll.kernels.layouts import (
     U8,
 )
 from atoll.kernels.with_numba.jit import (
+    FP32,
     INFINITY,
     MAGNITUDE,
     U32,
@@ -25,6 +26,7 @@ from atoll.kernels.with_numba.jit import (
     float_of,
     flush,
     jit,
+    largest_magnitude,
     read_u32,
     write_u32,
 )
@@ -54,9 +56,8 @@ def _encode(x: U32, body: U8, histogram: I32, index: I32, sizes: U32) -> int:
     offset = 0
     for first in range(0, x.size, TOPK_BLOCK):
         block = x[first : first + TOPK_BLOCK]
-        refused = first_at_least(block, INFINITY)
-        if refused >= 0:
-            return first + refused
+        if largest_magnitude(block) >= INFINITY:
+            return first + first_at_least(block, INFINITY, FP32)
         selected = index[: (block.size + TOPK_SHARE - 1) // TOPK_SHARE]
         _select(block, histogram, selected)
         end = (

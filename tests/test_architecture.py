@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from atoll.protocol.coordinator_state import CoordinatorState
 from tests.style.tree import (
     ROOT,
     SOURCE,
@@ -170,6 +172,59 @@ def test_nothing_pickles() -> None:
     unsafe = {"pickle", "_pickle", "cPickle", "dill", "marshal", "shelve"}
 
     assert [str(each) for each in all_imports() if each.top in unsafe] == []
+
+
+STATE_CLASSES = {"CoordinatorState", "Round", "Members", "LiveMembers"}
+STATE_CHANGES = {"with_member", "with_round", "with_update", "with_counted", "opening"}
+"""Methods that return a changed state, round or table of members."""
+
+STATE_HOMES = ("protocol/", "coordinator/restore.py")
+
+
+def state_changes(tree: ast.Module) -> list[str]:
+    """Return the calls that make a `CoordinatorState` other than by `advance`."""
+    fields = {field.name for field in dataclasses.fields(CoordinatorState)}
+    found = []
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func)
+        own_name, subject = name.rpartition(".")[2], call.args[:1]
+        given = {keyword.arg for keyword in call.keywords}
+        is_copy = own_name in ("replace", "changed") and bool(given & fields)
+        is_of_state = any(ast.unparse(one).endswith("state") for one in subject)
+        if (
+            own_name in STATE_CLASSES | {"changed"}
+            or (own_name in STATE_CHANGES and "." in name)
+            or (is_copy and is_of_state)
+        ):
+            found.append(f"line {call.lineno}: {name}")
+    return found
+
+
+def test_only_the_machine_changes_the_state_of_a_run() -> None:
+    """Hosts and observers apply events; none of them assigns a state by hand."""
+    found = {
+        path: calls
+        for file in python_files("src")
+        if not (path := file.relative_to(SOURCE).as_posix()).startswith(STATE_HOMES)
+        and (calls := state_changes(parse(file)))
+    }
+
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.state = changed(self.state, epoch=1)",
+        "view.state = replace(view.state, is_paused=True)",
+        "state = CoordinatorState(run='run', settings=settings)",
+        "members = self._view.state.members.with_member(member)",
+        "round = Round(fragment=0, number=1)",
+    ],
+)
+def test_a_state_that_is_changed_by_hand_is_found(line: str) -> None:
+    """The rule above has no gap that the code before it would have fitted."""
+    assert len(state_changes(ast.parse(line))) == 1
 
 
 def test_numba_has_one_home() -> None:

@@ -9,28 +9,40 @@ from atoll.protocol import Heartbeat, HeldRound, JoinRequest
 from atoll.protocol.coordinator import advance
 from atoll.protocol.coordinator_state import CoordinatorState, Founding, Move
 from atoll.protocol.events import (
+    BaseSeen,
     Committed,
     ConnectionLost,
     Event,
     Founded,
+    FoundingSeen,
     HeartbeatReceived,
     JoinRequested,
     Leave,
+    MemberSeen,
     MoveCancelled,
     MoveCompleted,
     MoveRequested,
+    MoveSeen,
     PauseRequested,
     Recovered,
+    RosterSeen,
     SaveRequested,
     SettingsChanged,
+    SettingsSeen,
+    StateSeen,
     StopRequested,
+    StopSeen,
     Tick,
     UpdateOffered,
+    UpdateRevoked,
+    UpdateSeen,
     UpdatesGathered,
     UpdateStored,
 )
+from atoll.protocol.messages import CountedWork
 from atoll.protocol.rounds import Phase
 from atoll.protocol.tables import ANY, DecisionRow, DecisionTable
+from atoll.settings import RunSettings
 from atoll.wire import Roster
 from tests.protocol.drivers import (
     MODEL,
@@ -43,6 +55,8 @@ from tests.protocol.drivers import (
     state_of,
     update,
 )
+
+COUNTED = CountedWork(round=1, inner_steps=4, tokens=4)
 
 EVENTS = DecisionTable(
     title="Effects of events",
@@ -69,6 +83,16 @@ EVENTS = DecisionTable(
             "MoveRequested",
             "MoveCompleted",
             "MoveCancelled",
+            "FoundingSeen",
+            "StateSeen",
+            "BaseSeen",
+            "MemberSeen",
+            "UpdateSeen",
+            "UpdateRevoked",
+            "RosterSeen",
+            "SettingsSeen",
+            "StopSeen",
+            "MoveSeen",
         )
     },
     answer="changes, then actions",
@@ -176,6 +200,56 @@ EVENTS = DecisionTable(
             "move; Persist, Respond",
             "The move is cancelled: everything continues here.",
         ),
+        DecisionRow(
+            ("FoundingSeen",),
+            "model, rounds; none",
+            "The first rounds exist: `run.json` is in the bucket.",
+        ),
+        DecisionRow(
+            ("StateSeen",),
+            "rounds, counted; none",
+            "A reader begins after the newest state, without older rosters.",
+        ),
+        DecisionRow(
+            ("BaseSeen",),
+            "rounds; none",
+            "An island has made the state before the open round.",
+        ),
+        DecisionRow(
+            ("MemberSeen",),
+            "members; none",
+            "A changed document renews its island's lease, by the observer's clock.",
+        ),
+        DecisionRow(
+            ("UpdateSeen",),
+            "members, rounds; none",
+            "Staged; an observer may write the roster when the round is due.",
+        ),
+        DecisionRow(
+            ("UpdateRevoked",),
+            "rounds; none",
+            "An update counts only if its island's latest incarnation names it.",
+        ),
+        DecisionRow(
+            ("RosterSeen",),
+            "rounds; none",
+            "The first roster that was put closes the round, for every observer.",
+        ),
+        DecisionRow(
+            ("SettingsSeen",),
+            "settings, epoch; none",
+            "The bucket has the control already: nothing is left to make durable.",
+        ),
+        DecisionRow(
+            ("StopSeen",),
+            "last_round; none",
+            "The control, or the roster with the last tokens, names the round.",
+        ),
+        DecisionRow(
+            ("MoveSeen",),
+            "move; none",
+            "No round closes from then on.",
+        ),
     ),
 )
 
@@ -239,7 +313,9 @@ def _before(event: str) -> CoordinatorState:
     if event == "Founded":
         founding = Founding(island="a", incarnation=1, model=MODEL, until_s=NOW_S + 1)
         return replace(state_of(member("a"), start_islands=2), founding=founding)
-    is_last = "," in event
+    if event == "FoundingSeen":
+        return CoordinatorState.begin("run", RunSettings(), is_observed=True)
+    is_last = "," in event or event == "UpdateRevoked"
     staged = {"b": update("b")} if is_last or event == "Committed" else {}
     round = open_round(
         phase=Phase.CLOSING if event == "Committed" else Phase.OPEN,
@@ -250,6 +326,8 @@ def _before(event: str) -> CoordinatorState:
     )
     speaker = member("a", lease_until_s=NOW_S + 10)
     state = state_of(speaker, member("b"), rounds=(round,))
+    if event.endswith("Seen") or event == "UpdateRevoked":
+        return replace(state, is_observed=True)
     if event in ("MoveCompleted", "MoveCancelled"):
         state = replace(state, move=Move(target="s3://lagoon", nonce="nonce"))
     return replace(state, model=MODEL) if event == "MoveRequested" else state
@@ -277,6 +355,16 @@ def _event(name: str) -> Event:
         "MoveRequested": MoveRequested("s3://lagoon", "nonce"),
         "MoveCompleted": MoveCompleted("s3://lagoon"),
         "MoveCancelled": MoveCancelled("s3://lagoon"),
+        "FoundingSeen": FoundingSeen(MODEL, (OUTER,)),
+        "StateSeen": StateSeen(0, OPEN_ROUND, {"a": COUNTED}, (bytes(16),)),
+        "BaseSeen": BaseSeen(0, HeldRound(OPEN_ROUND - 1, b"x" * 16)),
+        "MemberSeen": MemberSeen(member("a", step=9)),
+        "UpdateSeen": UpdateSeen(update("a"), NOW_S + 30),
+        "UpdateRevoked": UpdateRevoked(0, "b"),
+        "RosterSeen": RosterSeen(0, Roster(()), bytes(16), OUTER),
+        "SettingsSeen": SettingsSeen({"run.patience": 5.0}, (OUTER,)),
+        "StopSeen": StopSeen(OPEN_ROUND),
+        "MoveSeen": MoveSeen(Move(target="s3://lagoon", nonce="nonce")),
     }
     return events[name.partition(",")[0]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from atoll.exchange.bucket.documents import MemberDocument
@@ -11,7 +12,7 @@ from atoll.exchange.bucket.exchange import RoundCloser
 from atoll.exchange.bucket.member import LateUpdates, MemberLease
 from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.view import MemberView, UpdateView
-from atoll.protocol.tables import changed
+from atoll.protocol.events import MemberSeen
 from atoll.wire import Header
 from tests.simulate.planted import Bug, replaced
 
@@ -66,10 +67,8 @@ def lives_by_the_writers_clock() -> Iterator[None]:
         said_s = written.get((beat.island, beat.incarnation, document.beats))
         member = view.state.members.known.get(beat.island)
         if member is not None and said_s is not None:
-            member = changed(member, lease_until_s=said_s + view.lease_s)
-            members = view.state.members.with_member(member)
-            view.state = changed(view.state, members=members)
-            view.settle(now_s)
+            member = replace(member, lease_until_s=said_s + view.lease_s)
+            view.advance(MemberSeen(member), now_s)
 
     with ExitStack() as stack:
         stack.enter_context(replaced(MemberLease, "_put", put))

@@ -14,6 +14,7 @@ import shlex
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -28,9 +29,10 @@ from atoll.exchange.bucket.documents import RosterDocument
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.view import BEAT_S, RunView
+from atoll.protocol.coordinator import advance
 from atoll.protocol.coordinator_state import CoordinatorState
-from atoll.protocol.membership import Members
-from atoll.protocol.tables import changed
+from atoll.protocol.events import MemberSeen
+from atoll.protocol.membership import Member
 from atoll.runtime import SystemRuntime
 from atoll.store import (
     Data,
@@ -298,16 +300,18 @@ def _closed_round(document: RosterDocument) -> dict[str, Any]:
 def _observed_state(observer: StoreObserver) -> CoordinatorState:
     """Return the run's state, with leases by this observer's own clock."""
     state = observer.reader.view.state
-    members = {
-        name: changed(
-            member,
-            lease_until_s=observer.now_s + 1.0
-            if observer.presence(name) == LIVE
-            else NEVER_S,
-        )
-        for name, member in state.members.known.items()
-    }
-    return changed(state, members=Members(members))
+    for name, member in state.members.known.items():
+        is_live = observer.presence(name) == LIVE
+        until_s = observer.now_s + 1.0 if is_live else NEVER_S
+        state = _with_lease(state, member, until_s, now_s=observer.now_s)
+    return state
+
+
+def _with_lease(
+    state: CoordinatorState, member: Member, until_s: float, *, now_s: float
+) -> CoordinatorState:
+    seen = MemberSeen(replace(member, lease_until_s=until_s))
+    return advance(state, seen, now_s)[0]
 
 
 def _older_rosters(observer: StoreObserver) -> Rosters:
@@ -374,14 +378,11 @@ def _could_train(observer: StoreObserver, state: CoordinatorState) -> bool:
     """Return whether the run would train if the islands that were seen are live."""
     if run_state(state, observer.now_s) == "training":
         return False
-    present = {
-        name: changed(member, lease_until_s=observer.now_s + 1.0)
-        if observer.presence(name) in (LIVE, SEEN)
-        else member
-        for name, member in state.members.known.items()
-    }
-    hopeful = changed(state, members=Members(present))
-    return run_state(hopeful, observer.now_s) == "training"
+    hopeful, now_s = state, observer.now_s
+    for name, member in state.members.known.items():
+        if observer.presence(name) in (LIVE, SEEN):
+            hopeful = _with_lease(hopeful, member, now_s + 1.0, now_s=now_s)
+    return run_state(hopeful, now_s) == "training"
 
 
 def _uncertainty(observer: StoreObserver, seen: list[str]) -> str:

@@ -2,7 +2,8 @@
 
 Rule 1: every change of a `CoordinatorState` is made by `advance`, from one event. The
         handlers of rounds are in this module, those of join, heartbeat and leave in
-        `join_leave`, and those of operators in `operators`.
+        `join_leave`, those of operators in `operators`, and those of a run that other
+        processes decide in `observer`.
 Rule 2: none of them knows the transport, the clock, the content of a body or the
         journal. They return actions; the host performs them and reports the result.
 Rule 3: a change that must survive a crash is an action (`Persist`, `CloseRound`) that
@@ -22,7 +23,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from atoll.protocol import events, join_leave, operators
+from atoll.protocol import events, join_leave, observer, operators
 from atoll.protocol.coordinator_state import CoordinatorState, all_heard, lost_state
 from atoll.protocol.membership import Member
 from atoll.protocol.rounds import Phase, Reception, Round, judge_updates
@@ -82,6 +83,8 @@ _NEVER = float("inf")
 def _settle(state: CoordinatorState, now_s: float) -> events.Result:
     """Open the first rounds if enough islands joined, and close every due round."""
     state = _start(state, now_s)
+    if state.is_observed:
+        return observer.settle(state, now_s), []
     members, settings = state.members, state.settings
     due = [round for round in state.rounds if round.can_close(members, settings, now_s)]
     if not due or state.is_held or not all_heard(members, now_s):
@@ -91,7 +94,7 @@ def _settle(state: CoordinatorState, now_s: float) -> events.Result:
         if lost_state(round, members, now_s):
             continue
         roster = roster_of(state, round, now_s)
-        state = _with_round(state, round.fragment, round.close(roster))
+        state = state.with_round(round.close(roster))
         actions.append(
             events.CloseRound(
                 fragment=round.fragment,
@@ -107,16 +110,15 @@ def _settle(state: CoordinatorState, now_s: float) -> events.Result:
 
 def _start(state: CoordinatorState, now_s: float) -> CoordinatorState:
     """Open the first rounds once `start_islands` joined, or left their work."""
-    if state.has_started or not state.rounds:
+    # Fragments of an observed run may start one by one, as their rosters are seen.
+    if not state.rounds or (state.has_started and not state.is_observed):
         return state
     live = state.members.live(now_s)
     taking_part = live.union(*(round.staged for round in state.rounds))
-    if len(taking_part) < state.settings.run.start_islands:
+    if not state.has_started and len(taking_part) < state.settings.run.start_islands:
         return state
     rounds = tuple(
-        changed(round, phase=Phase.OPEN, opened_s=now_s, candidates=live)
-        if round.phase is Phase.WAITING
-        else round
+        round.opening(state.members, now_s) if round.phase is Phase.WAITING else round
         for round in state.rounds
     )
     return changed(state, rounds=rounds)
@@ -163,15 +165,9 @@ def _store(
     # events, outside of its lock, and the round may have closed since.
     header = event.header
     member = state.members.require(header.island, header.incarnation)
-    round = state.round_of(header)
     reception = _receive(state, member, header)
     if reception is Reception.WANTED:
-        state = _with_round(state, header.fragment, round.stage(header, now_s))
-        if header.round == round.number and round.phase is Phase.OPEN:
-            seconds = max(0.0, now_s - round.opened_s)
-            learned = member.arrived(header.fragment, seconds)
-            state = changed(state, members=state.members.with_member(learned))
-        reception = Reception.STAGED
+        state, reception = state.with_update(header, now_s), Reception.STAGED
     return state, [events.Respond(reception)]
 
 
@@ -211,7 +207,9 @@ def _commit(
     state: CoordinatorState, event: events.Committed, now_s: float
 ) -> events.Result:
     closing = state.rounds[event.fragment]
-    state = _count(state, event.fragment, closing.number, event.roster)
+    state = state.with_counted(
+        event.roster, fragment=event.fragment, round=closing.number
+    )
     state = operators.end_by_tokens(state)
     opened = closing.commit(
         base=event.digest,
@@ -221,7 +219,7 @@ def _commit(
         now_s=now_s,
         last_round=state.last_round,
     )
-    return operators.bounded(_with_round(state, event.fragment, opened), now_s), []
+    return operators.bounded(state.with_round(opened), now_s), []
 
 
 def _recover(
@@ -230,7 +228,7 @@ def _recover(
     """Go on after a state that an island has brought."""
     round = state.rounds[event.fragment]
     for number, roster in event.rosters:
-        state = _count(state, event.fragment, number, roster)
+        state = state.with_counted(roster, fragment=event.fragment, round=number)
     opened = round.recover(
         event.state,
         outer=event.outer,
@@ -238,17 +236,8 @@ def _recover(
         now_s=now_s,
         last_round=state.last_round,
     )
-    state = _with_round(state, event.fragment, opened)
+    state = state.with_round(opened)
     return state, [events.Respond(state.position(now_s))]
-
-
-def _count(
-    state: CoordinatorState, fragment: int, round: int, roster: Roster
-) -> CoordinatorState:
-    counted = state.counted.adding(
-        roster, fragment=fragment, round=round, num_fragments=len(state.rounds)
-    )
-    return changed(state, counted=counted)
 
 
 HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], events.Result]] = {
@@ -270,9 +259,14 @@ HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], events.Result]]
     events.MoveRequested: operators.move,
     events.MoveCompleted: operators.moved,
     events.MoveCancelled: operators.stay,
+    events.FoundingSeen: observer.found,
+    events.StateSeen: observer.skip,
+    events.BaseSeen: observer.take_base,
+    events.MemberSeen: observer.admit,
+    events.UpdateSeen: observer.stage,
+    events.UpdateRevoked: observer.unstage,
+    events.RosterSeen: observer.close,
+    events.SettingsSeen: observer.set_values,
+    events.StopSeen: observer.stop,
+    events.MoveSeen: observer.move,
 }
-
-
-def _with_round(state: CoordinatorState, index: int, round: Round) -> CoordinatorState:
-    rounds = (*state.rounds[:index], round, *state.rounds[index + 1 :])
-    return changed(state, rounds=rounds)

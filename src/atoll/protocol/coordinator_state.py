@@ -15,15 +15,18 @@ Rule 4: the run requests it from every waiting holder, and uses the first upload
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from atoll.errors import FoundingLost, Refused, RunEnded
 from atoll.protocol.membership import CountedUpdates, Member, Members
 from atoll.protocol.messages import HeldRound, Position
 from atoll.protocol.model import ModelSpec
 from atoll.protocol.rounds import Phase, Round
+from atoll.protocol.tables import changed
 from atoll.settings import RunSettings
-from atoll.wire import Header
+from atoll.wire import Header, Roster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +111,50 @@ class CoordinatorState:
     joins: TokenBucket = JOINS
     """Rate limit of new incarnations: each is a durable record."""
 
+    is_observed: bool = False
+    """Rosters are written elsewhere, and close its rounds: see `observer`."""
+
     @classmethod
     def begin(
-        cls, run: str, settings: RunSettings, *, joins: TokenBucket = JOINS
+        cls,
+        run: str,
+        settings: RunSettings,
+        *,
+        joins: TokenBucket = JOINS,
+        is_observed: bool = False,
     ) -> CoordinatorState:
         """Return the state of a run that no island has joined."""
-        last_round = settings.run.end_rounds
-        return cls(run=run, settings=settings, last_round=last_round, joins=joins)
+        return cls(
+            run=run,
+            settings=settings,
+            last_round=settings.run.end_rounds,
+            joins=joins,
+            is_observed=is_observed,
+        )
+
+    def with_round(self, round: Round) -> CoordinatorState:
+        """Return the state with another open round of a fragment."""
+        rounds, index = self.rounds, round.fragment
+        return changed(self, rounds=(*rounds[:index], round, *rounds[index + 1 :]))
+
+    def with_update(self, header: Header, now_s: float) -> CoordinatorState:
+        """Return the state with an update; its island's arrival is learned."""
+        round = self.rounds[header.fragment]
+        state = self.with_round(round.stage(header, now_s))
+        if header.round != round.number or round.phase is not Phase.OPEN:
+            return state
+        seconds = max(0.0, now_s - round.opened_s)
+        learned = self.members.known[header.island].arrived(header.fragment, seconds)
+        return changed(state, members=state.members.with_member(learned))
+
+    def with_counted(
+        self, roster: Roster, *, fragment: int, round: int
+    ) -> CoordinatorState:
+        """Return the state with the counted updates of one more round."""
+        counted = self.counted.adding(
+            roster, fragment=fragment, round=round, num_fragments=len(self.rounds)
+        )
+        return changed(self, counted=counted)
 
     def round(self, fragment: int) -> Round:
         """Return the open round of a fragment.
@@ -204,8 +244,15 @@ class CoordinatorState:
         """
         live = self.members.live(now_s)
         can_close = not self.is_held and len(live) >= self.settings.run.quorum
-        is_blocked = can_close and all(map(self._is_blocked, live))
-        return is_blocked and not self._expects_somebody(now_s)
+        if not can_close:
+            return False
+        waits = {island: self.members.known[island].waits_for for island in live}
+        published = {
+            (round.fragment, round.number): round.staged
+            for round in self.rounds
+            if round.phase is Phase.OPEN
+        }
+        return all_blocked(waits, published) and not self._expects_somebody(now_s)
 
     def wanted(self, island: str, now_s: float) -> tuple[int, ...]:
         """Return the fragments that the run waits for this island to publish.
@@ -239,15 +286,6 @@ class CoordinatorState:
             for round in self.rounds
             if round.phase is Phase.OPEN
             for name in round.missing(self.members, now_s) - live
-        )
-
-    def _is_blocked(self, island: str) -> bool:
-        waits_for = self.members.known[island].waits_for
-        return waits_for is not None and any(
-            (round.fragment, round.number) == waits_for
-            and round.phase is Phase.OPEN
-            and island in round.staged
-            for round in self.rounds
         )
 
     def founding_of(self, island: str, incarnation: int) -> Founding:
@@ -297,6 +335,25 @@ def run_ended(round: int, last_round: int | None) -> RunEnded:
     """Return the error for a round beyond the last one."""
     return RunEnded(
         f"Round {round} will not open: the run ended with round {last_round}."
+    )
+
+
+T = TypeVar("T")
+Key = tuple[int, int]
+"""Fragment and round."""
+
+
+def all_blocked(
+    waits: Mapping[T, Key | None], published: Mapping[Key, Container[T]]
+) -> bool:
+    """Return whether everyone waits for a round, and has published for it.
+
+    Then each one waits for an update of another, and none will come to its next send
+    point.
+    """
+    return all(
+        key is not None and name in published.get(key, ())
+        for name, key in waits.items()
     )
 
 

@@ -12,7 +12,14 @@ from typing import Any
 
 from atoll.protocol.coordinator_state import CoordinatorState, Move
 from atoll.protocol.membership import Member
-from atoll.protocol.messages import Heartbeat, HeldRound, JoinRequest, Position
+from atoll.protocol.messages import (
+    CountedWork,
+    Heartbeat,
+    HeldRound,
+    JoinRequest,
+    Position,
+)
+from atoll.protocol.model import ModelSpec
 from atoll.protocol.rounds import Reception
 from atoll.wire import Header, OuterValues, Roster
 
@@ -160,6 +167,93 @@ class MoveCancelled:
     target: str
 
 
+@dataclass(frozen=True)
+class FoundingSeen:
+    """The run has its first weights."""
+
+    model: ModelSpec
+    outers: tuple[OuterValues, ...]
+    """The outer values for the first round of each fragment."""
+
+
+@dataclass(frozen=True)
+class StateSeen:
+    """There is a state of a fragment; the rosters before it are not read."""
+
+    fragment: int
+    round: int
+    counted: Mapping[str, CountedWork]
+    """By island."""
+
+    bases: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class BaseSeen:
+    """An island has made the state from which the open round of a fragment starts."""
+
+    fragment: int
+    state: HeldRound
+
+
+@dataclass(frozen=True)
+class MemberSeen:
+    """The document of an island has changed."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
+class UpdateSeen:
+    """There is an update for the open round of a fragment."""
+
+    header: Header
+    lease_until_s: float
+    """The end of its island's lease, which the update renews."""
+
+
+@dataclass(frozen=True)
+class UpdateRevoked:
+    """An island's later incarnation does not name its staged update."""
+
+    fragment: int
+    island: str
+
+
+@dataclass(frozen=True)
+class RosterSeen:
+    """The open round of a fragment has a roster."""
+
+    fragment: int
+    roster: Roster
+    base: bytes
+    outer: OuterValues
+    """The outer values for the round that opens now."""
+
+
+@dataclass(frozen=True)
+class SettingsSeen:
+    """An operator has put settings in force."""
+
+    values: Mapping[str, Any]
+    outers: tuple[OuterValues, ...]
+    """The outer values of each fragment by these settings."""
+
+
+@dataclass(frozen=True)
+class StopSeen:
+    """An operator, or the counted tokens, have ended the run with a round."""
+
+    last_round: int | None
+
+
+@dataclass(frozen=True)
+class MoveSeen:
+    """An operator has begun, completed or cancelled a move; None: cancelled."""
+
+    move: Move | None
+
+
 Event = (
     JoinRequested
     | Founded
@@ -179,6 +273,16 @@ Event = (
     | MoveRequested
     | MoveCompleted
     | MoveCancelled
+    | FoundingSeen
+    | StateSeen
+    | BaseSeen
+    | MemberSeen
+    | UpdateSeen
+    | UpdateRevoked
+    | RosterSeen
+    | SettingsSeen
+    | StopSeen
+    | MoveSeen
 )
 
 

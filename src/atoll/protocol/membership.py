@@ -78,6 +78,10 @@ class Member:
     arrivals: Mapping[int, Arrivals] = field(default_factory=dict)
     """Of its updates, by fragment: each fragment has its own time in the period."""
 
+    opened: tuple[int, ...] = ()
+    """Rounds that were open when it joined, by fragment, if its document says that:
+    they do not wait for it."""
+
     def arrived(self, fragment: int, seconds: float) -> Member:
         """Return the member with one more arrival of an update."""
         then = self.arrivals_of(fragment).then(seconds)
@@ -85,6 +89,10 @@ class Member:
 
     def arrivals_of(self, fragment: int) -> Arrivals:
         return self.arrivals.get(fragment, _NONE_YET)
+
+    def joined_before(self, round: int, fragment: int) -> bool:
+        """Return whether it had joined when a round opened, as far as is known."""
+        return fragment >= len(self.opened) or self.opened[fragment] < round
 
     @property
     def is_expected(self) -> bool:
@@ -172,6 +180,16 @@ class Members:
     def live(self, now_s: float) -> frozenset[str]:
         """Return the islands that a round waits for."""
         return self.look(now_s).names
+
+    def joined_before(self, round: int, fragment: int, now_s: float) -> frozenset[str]:
+        """Return the live islands that had joined when a round opened."""
+        return frozenset(
+            [
+                name
+                for name in self.live(now_s)
+                if self.known[name].joined_before(round, fragment)
+            ]
+        )
 
     def look(self, now_s: float) -> LiveMembers:
         """Return the live islands; the same object while none joins or falls silent."""

@@ -121,7 +121,7 @@ def _require_ahead(
 
 def bounded(state: CoordinatorState, now_s: float) -> CoordinatorState:
     """Return the state with no round open beyond the last, and none ended before it."""
-    last, live = state.last_round, state.members.live(now_s)
+    last = state.last_round
     has_begun = any(round.number > 1 or round.staged for round in state.rounds)
     rounds = []
     for round in state.rounds:
@@ -129,8 +129,9 @@ def bounded(state: CoordinatorState, now_s: float) -> CoordinatorState:
         if is_over and round.phase in (Phase.WAITING, Phase.OPEN):
             round = changed(round, phase=Phase.ENDED)
         elif round.phase is Phase.ENDED and not is_over:
-            phase = Phase.OPEN if has_begun else Phase.WAITING
-            round = changed(round, phase=phase, opened_s=now_s, candidates=live)
+            round = round.opening(state.members, now_s)
+            if not has_begun:
+                round = changed(round, phase=Phase.WAITING)
         rounds.append(round)
     return changed(state, rounds=tuple(rounds))
 

@@ -121,10 +121,7 @@ class Round:
             header.round == self.number + 1 and header.kind is FrameKind.DEPARTING
         )
         if header.round == self.number or is_ahead:
-            raise Refused(
-                f"Another update of island {header.island!r} stands for round "
-                f"{header.round} of fragment {self.fragment}. Wait for its outcome."
-            )
+            raise another_stands(header)
         raise Refused(
             f"Round {header.round} of fragment {self.fragment} cannot be published "
             f"yet: round {self.number} is open. Wait for its outcome."
@@ -139,6 +136,11 @@ class Round:
             return "an earlier incarnation's"
         is_same = update_digest(standing) == update_digest(header)
         return "the same" if is_same else "another"
+
+    def opening(self, members: Members, now_s: float) -> Round:
+        """Return the round when it opens for the islands that have joined."""
+        candidates = members.joined_before(self.number, self.fragment, now_s)
+        return changed(self, phase=Phase.OPEN, opened_s=now_s, candidates=candidates)
 
     def stage(self, header: Header, now_s: float) -> Round:
         """Return the round with a wanted update, whose body is verified."""
@@ -262,6 +264,14 @@ class Round:
             staged=self.ahead if state.round == self.number else {},
             norms=self.norms,
         )
+
+
+def another_stands(header: Header, *, suffix: str = "") -> Refused:
+    """Return the error for an update of an island that has published another one."""
+    return Refused(
+        f"Another update of island {header.island!r} stands for round "
+        f"{header.round} of fragment {header.fragment}{suffix}. Wait for its outcome."
+    )
 
 
 def _slack(sync: SyncSection) -> float:

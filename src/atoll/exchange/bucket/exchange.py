@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from atoll import protocol, wire
-from atoll.errors import AtollError, CorruptError, Refused, RunMoved
+from atoll.errors import AtollError, CorruptError, RunMoved
 from atoll.exchange.base import Constants, Frame, Outcome
 from atoll.exchange.bucket import documents, keys, means
 from atoll.exchange.bucket.create import BucketFounder
@@ -31,7 +31,9 @@ from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.states import STATE_ROUNDS, States
 from atoll.exchange.bucket.view import BEAT_S
-from atoll.protocol.rounds import Round
+from atoll.protocol.events import Welcome
+from atoll.protocol.join_leave import reply_to
+from atoll.protocol.rounds import Round, another_stands
 from atoll.store import RetryPolicy
 
 log = logging.getLogger("atoll")
@@ -119,33 +121,20 @@ class StoreExchange:
     ) -> protocol.JoinReply:
         with self._reader.lock:
             view, beat = self._reader.view, member.beat
-            counted = view.state.counted.of(beat.island)
             position = view.position(self._runtime.now_s())
             if self._request is None or self._request.incarnation is None:
                 # The step before this join, which may itself start the run by
                 # reaching `start_islands`.
                 position = replace(position, step=beat.step)
             self._lease.position = position
-            return protocol.JoinReply(
-                run=self._reader.run,
-                island=beat.island,
-                incarnation=beat.incarnation,
-                slot=member.slot,
-                settings=view.settings,
-                epoch=view.state.epoch,
-                position=position,
-                is_founder=is_founder,
-                inner_steps=max([work.inner_steps for work in counted], default=0),
-                tokens=max([work.tokens for work in counted], default=0),
-                spoken_for=tuple(
-                    update.fragment
-                    for update in member.stands
-                    if update.round == position.rounds[update.fragment]
-                ),
-                counted=view.state.counted.by_fragment(
-                    beat.island, len(position.rounds)
-                ),
+            spoken_for = tuple(
+                update.fragment
+                for update in member.stands
+                if update.round == position.rounds[update.fragment]
             )
+            member_seen = view.state.members.require_life(beat.island, beat.incarnation)
+            welcome = Welcome(member_seen, position, is_founder, spoken_for)
+            return reply_to(view.state, welcome)
 
     def heartbeat(
         self, beat: protocol.Heartbeat, *, at_once: bool = False
@@ -228,9 +217,8 @@ class StoreExchange:
         state = self._states.read(fragment)
         with self._reader.lock:
             outer = self._reader.view.terms(fragment).outer
-            self._reader.base_view.note_held(
-                fragment, protocol.HeldRound(state.round, state.digest)
-            )
+            base = protocol.HeldRound(state.round, state.digest)
+            self._reader.base_view.note_held(fragment, base, self._runtime.now_s())
         header, body = state.to_frame(
             run=self._reader.run, fragment=fragment, outer=outer
         )
@@ -303,20 +291,15 @@ class UpdatePublisher:
             RunMoved: the update departs, and the run is elsewhere.
         """
         header = frame.header
+        is_departing = header.kind is wire.FrameKind.DEPARTING
         member = self._lease.require()
         self._reader.view.state.round_of(header)
         wire.verify_body(header, frame.body)
-        if self._is_ahead(frame):
+        if header.round > self._reader.view.number(header.fragment) + is_departing:
             self._reader.read_round(header.fragment)
-        with self._reader.lock:
-            reception = self._reader.view.reception(header)
-        if reception is not None:
+        reception = self._reception(header)
+        if reception not in (protocol.Reception.WANTED, protocol.Reception.STAGED):
             return reception
-        if self._is_ahead(frame):
-            raise Refused(
-                f"Round {header.round} of fragment {header.fragment} cannot be "
-                "published yet: another is open. Wait for its outcome."
-            )
         if any(
             (update.fragment, update.round) == (header.fragment, header.round)
             for update in member.stands
@@ -324,15 +307,19 @@ class UpdatePublisher:
             return protocol.Reception.SPOKEN_FOR
         self.put(frame)
         self._closer.close_if_due(header.fragment)
-        if header.kind is wire.FrameKind.DEPARTING:
+        if is_departing:
             # No later call finds out: a list may not show the roster yet.
             self._reader.read_rosters(header.fragment)
             self._require_kept(header.fragment)
-        with self._reader.lock:
-            reception = self._reader.view.reception(header)
-        if header.kind is wire.FrameKind.DEPARTING and reception is None:
+        if self._reception(header) is protocol.Reception.COMMITTED:
+            return protocol.Reception.COMMITTED
+        if is_departing:
             self.departed.add((header.fragment, header.round))
-        return reception or protocol.Reception.STAGED
+        return protocol.Reception.STAGED
+
+    def _reception(self, header: wire.Header) -> protocol.Reception:
+        with self._reader.lock:
+            return self._reader.view.reception(header)
 
     def _require_kept(self, fragment: int) -> None:
         """Return if a departing update counts here, and was not missed by a move.
@@ -365,17 +352,7 @@ class UpdatePublisher:
                 f"{exc} Remove that object, and start the island again."
             ) from exc
         if wire.update_digest(existing) != wire.update_digest(header):
-            raise Refused(
-                f"Another update of island {header.island!r} stands for round "
-                f"{header.round} of fragment {header.fragment}, at {key}. Wait for its "
-                "outcome."
-            )
-
-    def _is_ahead(self, frame: Frame) -> bool:
-        header = frame.header
-        with self._reader.lock:
-            open_round = self._reader.view.number(header.fragment)
-        return header.round > open_round + (header.kind is wire.FrameKind.DEPARTING)
+            raise another_stands(header, suffix=f", at {key}")
 
 
 FRESH_S = 5.0
@@ -422,7 +399,8 @@ class RoundCloser:
             state = self._states.read(fragment)
             with self._reader.lock:
                 base = protocol.HeldRound(state.round, state.digest)
-                self._reader.base_view.note_proven(fragment, base)
+                now_s = self._runtime.now_s()
+                self._reader.base_view.note_proven(fragment, base, now_s)
         return is_disputed
 
     def _due(self, fragment: int) -> documents.RosterDocument | None:

@@ -182,7 +182,7 @@ class MemberEntry:
     def _opened(self) -> tuple[int, ...]:
         view = self._reader.view
         rounds = tuple(round.number for round in view.state.rounds)
-        return rounds if view.has_begun else ()
+        return rounds if view.state.has_started else ()
 
     def _require_silent(self, before: Member) -> None:
         """Return if the other process's document does not change for a lease."""
@@ -500,11 +500,11 @@ class MemberLease:
         """Record this island's step and the states that it holds."""
         with self.reader.lock:
             self.member = member = replace(self.require(), beat=beat)
+            now_s = self._runtime.now_s()
             if beat.waits_for is not None:
-                now_s = self._runtime.now_s()
                 self.reader.member_view.apply(member, now_s)
             for fragment, state in enumerate(beat.holds):
-                self.reader.base_view.note_held(fragment, state)
+                self.reader.base_view.note_held(fragment, state, now_s)
 
     def update_position(self) -> Position:
         """Return the run's position, by the objects that were read so far."""

@@ -1,9 +1,9 @@
 """One observer's view of a run in a bucket: members, updates, bases and controls.
 
-Rule 1: every observer keeps a `CoordinatorState` of the objects that it has read, and
-        applies the rules of the coordinator's machine to it. Two observers may read
-        objects at different times; a decision (a roster, a control) is put once, and
-        is the same for both.
+Rule 1: every observer keeps a `CoordinatorState` by the objects that it has read, which
+        are events to the coordinator's machine. Two observers may read objects at
+        different times; a decision (a roster, a control) is put once, and is the same
+        for both.
 Rule 2: a member counts as gone while its document has not changed for a lease of the
         observer's own clock. No clock of a writer is ever read: clocks of machines
         may differ by more than a lease; a wrong one would evict a live island, or keep
@@ -31,27 +31,23 @@ from atoll.exchange.bucket.documents import (
     StandingUpdate,
 )
 from atoll.exchange.bucket.keys import IncarnationKey, slug
-from atoll.protocol import HeldRound, ModelSpec, Position, Reception
-from atoll.protocol.coordinator import roster_of
+from atoll.protocol import HeldRound, ModelSpec, Position, Reception, events
+from atoll.protocol.coordinator import advance, roster_of
 from atoll.protocol.coordinator_state import CoordinatorState, Move
-from atoll.protocol.membership import EVICTED, CountedUpdates, Member, max_schedule_step
+from atoll.protocol.membership import EVICTED, Member, max_schedule_step
 from atoll.protocol.messages import CountedWork
-from atoll.protocol.operators import END_ROUNDS, end_by_tokens
-from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
-from atoll.protocol.tables import changed
+from atoll.protocol.observer import UNKNOWN_BASE
+from atoll.protocol.operators import end_by_tokens
+from atoll.protocol.rounds import Round
 from atoll.settings import EPOCH_KEYS, RunSettings
 from atoll.weights import Layout, Terms, lay_out, terms_of
-from atoll.wire import FrameKind, Header, Roster, RosterEntry, Verdict
-from atoll.wire.header import BASE_BYTES
+from atoll.wire import FrameKind, Header, OuterValues, Roster, RosterEntry, Verdict
 
 LEASE_S = 30.0
 """How long an island stays a member while its document does not change."""
 
 BEATS_PER_LEASE = 5
 BEAT_S = LEASE_S / BEATS_PER_LEASE
-
-UNKNOWN = bytes(BASE_BYTES)
-"""The base of a round whose observer does not know the state before it."""
 
 
 class RunView:
@@ -62,12 +58,9 @@ class RunView:
     ) -> None:
         self.lease_s = lease_s
         self.layout: Layout = ()
-        self.state = CoordinatorState.begin(run, settings)
+        self.state = CoordinatorState.begin(run, settings, is_observed=True)
         self.documents: dict[str, MemberDocument] = {}
         """The latest document of each island."""
-
-        self.has_begun = False
-        """True since `start_islands` islands took part, even if some have left."""
 
         self.rosters: dict[tuple[int, int], RosterDocument] = {}
         """The last ones: most outcomes are read soon after their round."""
@@ -80,6 +73,10 @@ class RunView:
         """The controls, without void ones and those about moves."""
 
         self.moves = MoveControls()
+
+    def advance(self, event: events.Event, now_s: float) -> None:
+        """Apply an observed event, as the coordinator's machine does."""
+        self.state, _ = advance(self.state, event, now_s)
 
     @property
     def settings(self) -> RunSettings:
@@ -95,20 +92,12 @@ class RunView:
         """Set the run's model, and open the first round of each fragment."""
         self.layout = lay_out(model, self.settings)
         self.heads = {index: head for index in range(len(self.layout))}
-        rounds = tuple(
-            Round(
-                fragment=index,
-                number=1,
-                phase=Phase.WAITING,
-                base=UNKNOWN,
-                bases=(),
-                outer=self.terms(index).outer,
-                opened_s=now_s,
-            )
-            for index in range(len(self.layout))
-        )
-        self.state = changed(self.state, model=model, rounds=rounds)
-        self.settle(now_s)
+        outers = self.outers(self.settings)
+        self.advance(events.FoundingSeen(model, outers), now_s)
+
+    def outers(self, settings: RunSettings) -> tuple[OuterValues, ...]:
+        """Return the outer values of each fragment by these settings."""
+        return tuple(terms_of(fragment, settings).outer for fragment in self.layout)
 
     def terms(self, fragment: int) -> Terms:
         return terms_of(self.layout[fragment], self.settings)
@@ -129,30 +118,26 @@ class RunView:
     ) -> None:
         """Begin with the rounds after a state: the rosters before it are not read."""
         self.heads[fragment] = head
-        before = self.state.rounds[fragment]
-        opened = changed(before, number=round + 1, bases=bases, opened_s=now_s)
-        by_island = dict(self.state.counted.by_island)
-        for progress in counted:
-            work = CountedWork(
+        works = {
+            progress.island: CountedWork(
                 round=progress.round,
                 inner_steps=progress.inner_steps,
                 tokens=progress.tokens,
             )
-            fragments = list(
-                by_island.get(progress.island, (None,) * len(self.state.rounds))
-            )
-            fragments[fragment] = work
-            by_island[progress.island] = tuple(fragments)
-        self.state = changed(self.state, counted=CountedUpdates(by_island))
-        self.set_round(opened)
-        self.settle(now_s)
+            for progress in counted
+        }
+        self.advance(events.StateSeen(fragment, round, works, bases), now_s)
 
-    def reception(self, header: Header) -> Reception | None:
-        """Return the reception of an update by its round; None: it may be put."""
-        round = self.state.rounds[header.fragment]
-        if header.round < round.number or self.state.never_opens(header.round):
+    def reception(self, header: Header) -> Reception:
+        """Judge an update by its header; one beyond the last round is never wanted.
+
+        Raises:
+            Refused: another update stands for this island, or its round cannot be open.
+        """
+        if self.state.never_opens(header.round):
             return Reception.COMMITTED
-        return None
+        round = self.state.round_of(header)
+        return round.receive(header, its_island="in step")
 
     def position(self, now_s: float, *, island: str | None = None) -> Position:
         """Return the run's position, with its requests to a member."""
@@ -172,66 +157,6 @@ class RunView:
             and document.beat.holds[fragment].round == round
         }
         return bool(others - {digest}) or (closed is not None and closed.base != digest)
-
-    def candidates(self, fragment: int, round: int, now_s: float) -> frozenset[str]:
-        """Return the islands that a round waits for."""
-        return frozenset(
-            name
-            for name in self.state.members.live(now_s)
-            if _opened(self.documents[name], fragment) < round
-        )
-
-    def settle(self, now_s: float) -> None:
-        """Update phases, opening times and candidates of open rounds."""
-        self._extend_last_round()
-        live, rounds = self.state.members.live(now_s), []
-        taking_part = live.union(*(round.staged for round in self.state.rounds))
-        self.has_begun = (
-            self.has_begun
-            or any(round.number > 1 for round in self.state.rounds)
-            or len(taking_part) >= self.settings.run.start_islands
-        )
-        for round in self.state.rounds:
-            phase = Phase.OPEN if self.has_begun else Phase.WAITING
-            opened_s = round.opened_s
-            if phase is Phase.OPEN and round.phase is Phase.WAITING:
-                opened_s = now_s
-            if self.state.never_opens(round.number):
-                phase = Phase.ENDED
-            candidates = self.candidates(round.fragment, round.number, now_s)
-            outer = round.outer if round.staged else self.terms(round.fragment).outer
-            rounds.append(
-                changed(
-                    round,
-                    phase=phase,
-                    opened_s=opened_s,
-                    candidates=candidates,
-                    outer=outer,
-                )
-            )
-        self.state = changed(self.state, rounds=tuple(rounds))
-
-    def _extend_last_round(self) -> None:
-        """End the run with a round that was closed beyond its last one.
-
-        A stop may be put while a roster is in flight. That roster stays valid, so the
-        stop is moved to its round, and every fragment can end with the same round.
-        """
-        last = self.state.last_round
-        closed = max((round.number - 1 for round in self.state.rounds), default=0)
-        if last is not None and last < closed:
-            self.state = changed(self.state, last_round=closed)
-
-    def set_round(self, round: Round) -> None:
-        """Replace the open round of a fragment."""
-        rounds = list(self.state.rounds)
-        rounds[round.fragment] = round
-        self.state = changed(self.state, rounds=tuple(rounds))
-
-
-def _opened(document: MemberDocument, fragment: int) -> int:
-    """Return the round that was open when an island joined; 0 before the first."""
-    return document.opened[fragment] if fragment < len(document.opened) else 0
 
 
 KEPT_ROSTERS = 8
@@ -257,16 +182,8 @@ class UpdateView:
             return False
         if objection:
             self._objections[header.fragment, header.island] = objection
-        member = self._view.state.members.known[header.island]
-        seconds = max(0.0, now_s - round.opened_s)
-        member = changed(
-            member.arrived(header.fragment, seconds),
-            lease_until_s=max(member.lease_until_s, now_s + self._view.lease_s),
-        )
-        members = self._view.state.members.with_member(member)
-        self._view.state = changed(self._view.state, members=members)
-        self._view.set_round(round.stage(header, now_s))
-        self._view.settle(now_s)
+        until_s = now_s + self._view.lease_s
+        self._view.advance(events.UpdateSeen(header, until_s), now_s)
         return True
 
     def _is_accepted(self, header: Header) -> bool:
@@ -285,18 +202,13 @@ class UpdateView:
         """Return the updates of latest incarnations, and those that they name."""
         return [header for header in headers if self._is_accepted(header)]
 
-    def unstage(self, island: str) -> None:
+    def unstage(self, island: str, now_s: float) -> None:
         """Drop updates of an earlier incarnation that its successor does not name."""
         for round in self._view.state.rounds:
             header = round.staged.get(island)
             if header is not None and not self._is_accepted(header):
-                others = {
-                    name: staged
-                    for name, staged in round.staged.items()
-                    if name != island
-                }
                 self._objections.pop((round.fragment, island), None)
-                self._view.set_round(changed(round, staged=others))
+                self._view.advance(events.UpdateRevoked(round.fragment, island), now_s)
 
     def standing(self, fragment: int, round: int) -> list[IncarnationKey]:
         """Return the publishers of updates that documents name in a round."""
@@ -362,27 +274,11 @@ class UpdateView:
         self._view.rosters[document.fragment, document.round] = document
         self._view.rosters.pop((document.fragment, document.round - KEPT_ROSTERS), None)
         self._forget(document.fragment)
-        counted = self._view.state.counted.adding(
-            document.roster,
-            fragment=document.fragment,
-            round=document.round,
-            num_fragments=len(self._view.state.rounds),
+        outer = self._view.terms(document.fragment).outer
+        seen = events.RosterSeen(
+            document.fragment, document.roster, document.base, outer
         )
-        self._view.state = changed(self._view.state, counted=counted)
-        closing = changed(round, phase=Phase.CLOSING, roster=document.roster)
-        opened = closing.commit(
-            base=UNKNOWN,
-            roster=document.roster,
-            outer=self._view.terms(document.fragment).outer,
-            candidates=self._view.candidates(
-                document.fragment, round.number + 1, now_s
-            ),
-            now_s=now_s,
-            last_round=self._view.state.last_round,
-        )
-        bases = (*round.bases, document.base)[-KNOWN_BASES:]
-        self._view.set_round(changed(opened, bases=bases, staged={}))
-        self._view.settle(now_s)
+        self._view.advance(seen, now_s)
 
     def closable(
         self, fragment: int, island: str, now_s: float
@@ -393,12 +289,11 @@ class UpdateView:
         round before, so it knows the base, and its own update is in the roster. If the
         run has a decider, no other island may.
         """
-        self._view.settle(now_s)
         round = self._view.state.rounds[fragment]
         may_close = (
             island in round.staged
             and self._view.settings.store.decider in (None, island)
-            and round.base != UNKNOWN
+            and round.base != UNKNOWN_BASE
             and not self.unread(fragment)
             and not self._view.state.is_held
         )
@@ -475,12 +370,10 @@ class MemberView:
             step=min(beat.step, self._last_step()),
             waits_for=beat.waits_for,
             holds=beat.holds,
-            arrivals=before.arrivals if before else {},
+            opened=document.opened,
         )
-        members = self._view.state.members.with_member(member)
-        self._view.state = changed(self._view.state, members=members)
-        self._updates.unstage(beat.island)
-        self._view.settle(now_s)
+        self._view.advance(events.MemberSeen(member), now_s)
+        self._updates.unstage(beat.island, now_s)
 
     def _last_step(self) -> int:
         """Return the schedule step that no island exceeds, by rounds read so far."""
@@ -496,10 +389,8 @@ class MemberView:
         member = self._view.state.members.known[island]
         was_live = not member.has_left and read_s <= member.lease_until_s
         if was_live and now_s - read_s > self._view.lease_s / 2:
-            renewed = changed(member, lease_until_s=now_s + self._view.lease_s)
-            members = self._view.state.members.with_member(renewed)
-            self._view.state = changed(self._view.state, members=members)
-            self._view.settle(now_s)
+            renewed = replace(member, lease_until_s=now_s + self._view.lease_s)
+            self._view.advance(events.MemberSeen(renewed), now_s)
 
     def unwatched(self, now_s: float) -> set[str]:
         """Return members whose lease ran out, and that were not read again since.
@@ -538,12 +429,13 @@ class MemberView:
         pause_s = min(silent_s / 4, 2 * self._view.lease_s)
         return member.lease_until_s < read_s and now_s - read_s < pause_s
 
-    def evict(self, island: str, incarnation: int) -> None:
+    def evict(self, island: str, incarnation: int, now_s: float) -> None:
+        """Let an incarnation be gone, regardless of its document."""
         self._evicted.add((island, incarnation))
         member = self._view.state.members.known.get(island)
         if member is not None and member.incarnation == incarnation:
-            members = self._view.state.members.leave(member, because=EVICTED)
-            self._view.state = changed(self._view.state, members=members)
+            evicted = replace(member, has_left=True, left_because=EVICTED)
+            self._view.advance(events.MemberSeen(evicted), now_s)
 
 
 class BaseView:
@@ -554,11 +446,10 @@ class BaseView:
         self._proven: dict[int, int] = {}
         """By fragment, the round whose base was computed from the bucket."""
 
-    def note_held(self, fragment: int, state: HeldRound) -> None:
+    def note_held(self, fragment: int, state: HeldRound, now_s: float) -> None:
         """Record the state that the open round of a fragment starts from."""
-        round = self._view.state.rounds[fragment]
-        if state.round + 1 == round.number and round.base == UNKNOWN:
-            self._view.set_round(changed(round, base=state.digest))
+        if self._view.state.rounds[fragment].base == UNKNOWN_BASE:
+            self._view.advance(events.BaseSeen(fragment, state), now_s)
 
     def is_disputed(self, fragment: int) -> bool:
         """Return whether an island started the open round from another state.
@@ -567,7 +458,7 @@ class BaseView:
         with its base, no other island could ever apply the outcome.
         """
         round = self._view.state.rounds[fragment]
-        if round.base == UNKNOWN or self._proven.get(fragment) == round.number:
+        if round.base == UNKNOWN_BASE or self._proven.get(fragment) == round.number:
             return False
         named = [
             header.base
@@ -582,12 +473,11 @@ class BaseView:
         ]
         return any(base != round.base for base in named)
 
-    def note_proven(self, fragment: int, state: HeldRound) -> None:
+    def note_proven(self, fragment: int, state: HeldRound, now_s: float) -> None:
         """Record the state computed from the bucket, regardless of held states."""
-        round = self._view.state.rounds[fragment]
-        if state.round + 1 == round.number:
-            self._proven[fragment] = round.number
-            self._view.set_round(changed(round, base=state.digest))
+        self._view.advance(events.BaseSeen(fragment, state), now_s)
+        if state.round + 1 == self._view.number(fragment):
+            self._proven[fragment] = state.round + 1
 
 
 class ControlView:
@@ -600,47 +490,35 @@ class ControlView:
         """Apply the next control."""
         self._view.controls.append(document)
         if self._view.moves.apply(len(self._view.controls), document):
-            self._view.state = changed(self._view.state, move=self._view.moves.move)
-        elif self._apply(document):
+            self._view.advance(events.MoveSeen(self._view.moves.move), now_s)
+        elif self._apply(document, now_s):
             self._view.in_force.append(document)
-        self._view.settle(now_s)
 
-    def _apply(self, document: ControlDocument) -> bool:
+    def _apply(self, document: ControlDocument, now_s: float) -> bool:
         """Apply a control; return False if it is void."""
         match document.action:
             case "set":
-                return self._set(document)
+                return self._set(document, now_s)
             case "pause" | "resume":
                 is_paused = document.action == "pause"
-                self._view.state = changed(self._view.state, is_paused=is_paused)
+                self._view.advance(events.PauseRequested(is_paused), now_s)
             case "save":
-                self._view.state = changed(
-                    self._view.state, saves=self._view.state.saves + 1
-                )
+                self._view.advance(events.SaveRequested(), now_s)
             case "stop":
-                self._view.state = changed(
-                    self._view.state, last_round=document.last_round
-                )
+                self._view.advance(events.StopSeen(document.last_round), now_s)
             case "evict" if document.island is not None:
-                self._members.evict(document.island, document.incarnation)
+                self._members.evict(document.island, document.incarnation, now_s)
         return True
 
-    def _set(self, document: ControlDocument) -> bool:
+    def _set(self, document: ControlDocument, now_s: float) -> bool:
         if not EPOCH_KEYS.issuperset(document.values):
             return False  # a fixed setting is not changed by any document
         try:
             settings = self._view.settings.with_values(document.values)
         except UsageError:
             return False  # not put by Atoll, which checks values first
-        last = self._view.state.last_round
-        if END_ROUNDS in document.values:
-            last = settings.run.end_rounds
-        self._view.state = changed(
-            self._view.state,
-            settings=settings,
-            epoch=self._view.state.epoch + 1,
-            last_round=last,
-        )
+        outers = self._view.outers(settings)
+        self._view.advance(events.SettingsSeen(document.values, outers), now_s)
         return True
 
 
@@ -669,7 +547,7 @@ class MoveControls:
                 self.begun.add(number)
             case "moved" if self._is_in_progress:
                 assert self.move is not None
-                self.move = changed(self.move, is_over=True)
+                self.move = replace(self.move, is_over=True)
             case "stay" if self._is_in_progress:
                 self.given_up.add(self.number)
                 self.move = None

@@ -44,7 +44,7 @@ from atoll.protocol import (
     Reception,
     Stats,
 )
-from atoll.protocol.coordinator_state import run_ended
+from atoll.protocol.coordinator_state import all_blocked, run_ended
 from atoll.settings import RunSettings
 from atoll.weights import FragmentLayout, Layout, Terms, lay_out, terms_of
 from atoll.wire import FrameKind, Header, pack, unpack
@@ -410,12 +410,8 @@ class CollectiveLeader:
         Ranks that are out of phase can wait for each other's fragments; none of them
         would reach its next send point.
         """
-        blocked = [
-            rank
-            for rank, key in self._waits.items()
-            if key is not None and rank in self._ready.get(key, {})
-        ]
-        if len(blocked) < self._size or self._unblocked == self._waits:
+        waits = {rank: self._waits.get(rank) for rank in range(self._size)}
+        if not all_blocked(waits, self._ready) or self._unblocked == self._waits:
             return
         self._unblocked = dict(self._waits)
         for key, ready in self._ready.items():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atoll.errors import AtollError, CorruptError, Refused, RunEnded
+from atoll.errors import AtollError, CorruptError, RunEnded
 from atoll.exchange.api.fields import MAX_LARGE_BYTES, dump, load
 from atoll.exchange.api.messages import POSITION
 from atoll.exchange.base import Frame, Outcome
@@ -23,6 +23,7 @@ from atoll.exchange.collective.channel import ControlMessage, MessageKind
 from atoll.exchange.collective.world import U8, CollectiveWorld
 from atoll.exchange.coordinator import CoordinatorExchange
 from atoll.protocol import Position
+from atoll.protocol.rounds import another_stands
 from atoll.weights import FragmentLayout, Terms
 from atoll.wire import (
     Codec,
@@ -183,10 +184,7 @@ class PendingUpdates:
                 self._frames[key] = frame
                 return True
         if update_digest(pending.header) != update_digest(header):
-            raise Refused(
-                f"Another update of island {header.island!r} stands for round "
-                f"{header.round} of fragment {header.fragment}. Wait for its outcome."
-            )
+            raise another_stands(header)
         return False
 
     def frame(self, key: Key) -> Frame | None:

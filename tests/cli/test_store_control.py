@@ -192,7 +192,7 @@ def test_what_an_operator_says_has_the_next_number(
     ("words", "message"),
     [
         (("set", "sync.sync_every=3"), "sync.sync_every cannot change during a run"),
-        (("set", "run.quorum=-1"), "run.quorum=-1 is out of range"),
+        (("set", "run.quorum=-1"), "run.quorum=-1 must be a whole number from 1"),
         (("evict", "zoe"), "No island is called 'zoe'. Known are: a."),
         (("evict",), "evict needs the name of one island"),
     ],

@@ -31,7 +31,7 @@ from atoll.checkpoint.tree import Json
 from atoll.disk import LOCK, TEMPORARY, sync_directory
 from atoll.disk.base import translated
 from atoll.errors import CorruptError, UsageError
-from atoll.settings.rules import nearest
+from atoll.fields import nearest
 
 COMPONENTS = ("model", "optimizer", "scheduler", "trainer", "data", "rng", "island")
 """In the order in which they are restored: an island needs model and optimizer."""

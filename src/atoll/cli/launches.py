@@ -29,11 +29,11 @@ from atoll.cli.launch_coordinator import (
 from atoll.cli.run_names import RUN, complete_run_name, locate_run, read_address
 from atoll.cli.terminal import can_redraw, width
 from atoll.errors import AtollError, RemoteError, Unreachable, UsageError
+from atoll.fields import nearest
 from atoll.launch.api import Launched, PollRetry, launch_spec, rows
 from atoll.launch.base import GRACE_S, Report, State
 from atoll.launch.launches import Book, Record
 from atoll.launch.run_status import Looks, RunLook, try_look
-from atoll.settings.rules import nearest
 from atoll.telemetry.text import Cell, printable, table
 
 MIN_NAME_COLUMNS = 8

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from atoll.errors import AtollWarning, SettingsError
+from atoll.fields import shortest_fp32
 from atoll.settings import RunSettings, parse_assignment
-from atoll.settings.rules import shortest_fp32
 
 FEW_ROUNDS = 200
 """Rounds that outer momentum 0.9 needs to take effect."""

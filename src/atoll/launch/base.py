@@ -28,9 +28,9 @@ from enum import Enum
 from typing import Any, Protocol, TypeVar, get_type_hints
 
 from atoll.errors import CorruptError, UsageError
+from atoll.fields import nearest
 from atoll.launch.spec import MAX_ISLANDS, IslandSpec, check_name
 from atoll.security import Secret
-from atoll.settings.rules import nearest
 
 
 class State(Enum):

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from atoll.errors import Unreachable, UsageError
+from atoll.fields import nearest
 from atoll.launch import base
-from atoll.settings.rules import nearest
 
 ENGINES = "atoll.launch.engines"
 """Loaded by name: an engine imports this package, not the reverse."""

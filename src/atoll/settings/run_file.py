@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import SettingsError
+from atoll.fields import nearest, shown
 from atoll.settings import sections
-from atoll.settings.rules import Section, nearest, shown, written_value, wrong_type
+from atoll.settings.rules import Section, written_value, wrong_type
 
 MAX_RUN_FILE_BYTES = 2**20
 """A larger run file is refused unread."""

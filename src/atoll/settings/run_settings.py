@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollWarning
+from atoll.fields import shortest_fp32
 from atoll.settings import fingerprint, run_file, sections
-from atoll.settings.rules import Section, shortest_fp32, wrong_type
+from atoll.settings.rules import Section, wrong_type
 
 
 @dataclass(frozen=True, kw_only=True)

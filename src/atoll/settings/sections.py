@@ -10,6 +10,7 @@ import warnings
 from dataclasses import dataclass
 
 from atoll.errors import AtollWarning, SettingsError
+from atoll.fields import shortest_fp32
 from atoll.settings import rules
 
 # A roster holds at most this many islands, and a fragment's number fits 16 bits with
@@ -28,19 +29,20 @@ _NO_MEMORY = (
     "Choose 'bf16' or 'int8'."
 )
 
-_COUNT = rules.Whole(1, _MAX_COUNT)
-_ISLANDS = rules.Whole(1, MAX_ISLANDS)
-_SHARE = rules.Number(0.0, 1.0, fp32=True)
-_OUTER_LR = rules.Number(0.0, 2.0**20, includes_low=False, fp32=True)  # algorithm.outer
-_MOMENTUM = rules.Number(0.0, 1.0, includes_high=False, fp32=True)
-_POSITIVE = rules.Number(0.0, includes_low=False)
+_COUNT = rules.integer(1, _MAX_COUNT)
+_ISLANDS = rules.integer(1, MAX_ISLANDS)
+_SHARE = rules.number(0.0, 1.0, is_fp32=True)
+# As in algorithm.outer.
+_OUTER_LR = rules.number(0.0, 2.0**20, is_low_open=True, is_fp32=True)
+_MOMENTUM = rules.number(0.0, 1.0, is_high_open=True, is_fp32=True)
+_POSITIVE = rules.number(0.0, is_low_open=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection:
     """`[run]`: the run's name, who takes part, and when it ends."""
 
-    name: str = rules.setting("run", rules.Name())
+    name: str = rules.setting("run", rules.NAME)
     """The name of the run."""
 
     start_islands: int = rules.setting(1, _ISLANDS)
@@ -49,23 +51,23 @@ class RunSection:
     quorum: int = rules.setting(1, _ISLANDS)
     """Updates needed to close a round."""
 
-    max_islands: int | None = rules.setting(None, rules.Maybe(_ISLANDS))
+    max_islands: int | None = rules.setting(None, rules.maybe(_ISLANDS))
     """Islands that may be live together. Not set: 64, or `start_islands` or `quorum`
     if one of them is more."""
 
     patience: float = rules.setting(3.0, _POSITIVE)
     """Spreads beyond its own median arrival after which an island is late."""
 
-    end_rounds: int | None = rules.setting(None, rules.Maybe(_COUNT))
+    end_rounds: int | None = rules.setting(None, rules.maybe(_COUNT))
     """The run ends when every fragment has committed this many rounds."""
 
-    end_tokens: int | None = rules.setting(None, rules.Maybe(_COUNT))
+    end_tokens: int | None = rules.setting(None, rules.maybe(_COUNT))
     """The run ends when this many tokens have counted."""
 
-    decay_round: int | None = rules.setting(None, rules.Maybe(_COUNT))
+    decay_round: int | None = rules.setting(None, rules.maybe(_COUNT))
     """The round with whose first inner step `atoll.torch.WSD` begins to decay."""
 
-    bundle: str | None = rules.setting(None, rules.Maybe(rules.Digest()))
+    bundle: str | None = rules.setting(None, rules.maybe(rules.DIGEST))
     """The digest of the bundle that defines the model, as --bundle sets it."""
 
     def __post_init__(self) -> None:
@@ -92,33 +94,33 @@ class RunSection:
 class SyncSection:
     """`[sync]`: when fragments are sent, and how an island adopts an outcome."""
 
-    mode: str = rules.setting("sync", rules.Choice(("sync",), later=("async",)))
+    mode: str = rules.setting("sync", rules.choice("sync", later=("async",)))
     """Whether a round waits for its islands or takes who arrived."""
 
-    sync_every: int = rules.setting(100, rules.Whole(1, _MAX_STEPS))
+    sync_every: int = rules.setting(100, rules.integer(1, _MAX_STEPS))
     """Inner steps between two rounds of a fragment."""
 
-    num_fragments: int = rules.setting(1, rules.Whole(1, MAX_FRAGMENTS))
+    num_fragments: int = rules.setting(1, rules.integer(1, MAX_FRAGMENTS))
     """Parts of the model that synchronise one after the other."""
 
     fragment_order: str = rules.setting(
-        "strided", rules.Choice(("strided", "sequential", "by_size"))
+        "strided", rules.choice("strided", "sequential", "by_size")
     )
     """How blocks are dealt to fragments; `by_size` needs no blocks."""
 
-    rest: str = rules.setting("balanced", rules.Choice(("balanced", "own")))
+    rest: str = rules.setting("balanced", rules.choice("balanced", "own"))
     """Whether tensors outside the blocks are distributed or form fragment 0."""
 
-    overlap_steps: int = rules.setting(0, rules.Whole(0, _MAX_STEPS))
+    overlap_steps: int = rules.setting(0, rules.integer(0, _MAX_STEPS))
     """Inner steps made between sending a fragment and adopting its outcome."""
 
-    adopt: str = rules.setting("rebase", rules.Choice(("rebase", "mix")))
+    adopt: str = rules.setting("rebase", rules.choice("rebase", "mix"))
     """Whether local work made in flight is kept whole or blended with the anchor."""
 
     keep_local: float = rules.setting(0.0, _SHARE)
     """With `mix`, the share of the local weights that is kept."""
 
-    dynamic_local_updates: bool = rules.setting(False, rules.Later(False))
+    dynamic_local_updates: bool = rules.setting(False, rules.later(False))
     """Whether slower islands make fewer inner steps per round."""
 
     def __post_init__(self) -> None:
@@ -138,7 +140,7 @@ class SyncSection:
     def _check_adopt(self) -> None:
         if self.adopt != "mix" and self.keep_local != 0.0:
             raise SettingsError(
-                f"sync.keep_local={rules.shortest_fp32(self.keep_local)} has no effect "
+                f"sync.keep_local={shortest_fp32(self.keep_local)} has no effect "
                 f"with sync.adopt={self.adopt!r}. Remove it, or choose adopt='mix'."
             )
         if self.adopt == "mix" and self.overlap_steps and self.keep_local == 0.0:
@@ -168,17 +170,17 @@ class SyncSection:
 class WireSection:
     """`[wire]`: the precision of updates and outcomes on the wire."""
 
-    up: str = rules.setting("bf16", rules.Choice(_UP))
+    up: str = rules.setting("bf16", rules.choice(*_UP))
     """Codec of an island's update."""
 
     down: str = rules.setting(
         "bf16",
-        rules.Choice(_DOWN, later=("gather",), refused=(("topk-2bit", _NO_MEMORY),)),
+        rules.choice(*_DOWN, later=("gather",), refused=(("topk-2bit", _NO_MEMORY),)),
     )
     """Codec of the agreed mean."""
 
     error_feedback: bool = rules.derived(
-        rules.Flag(), default=lambda wire: wire.up in _BELOW_8_BITS
+        rules.FLAG, default=lambda wire: wire.up in _BELOW_8_BITS
     )
     """Whether what encoding lost is added to the next update; true below 8 bits."""
 
@@ -194,7 +196,7 @@ class WireSection:
         if self.error_feedback_decay != 1.0 and not self.error_feedback:
             raise SettingsError(
                 "wire.error_feedback_decay="
-                f"{rules.shortest_fp32(self.error_feedback_decay)} has no effect while "
+                f"{shortest_fp32(self.error_feedback_decay)} has no effect while "
                 f"wire.error_feedback is false (wire.up={self.up!r}). "
                 "Remove it, or set error_feedback=true."
             )
@@ -212,7 +214,7 @@ class OuterSection:
     """`[outer]`: how a round's updates become the next anchor."""
 
     optimizer: str = rules.setting(
-        "nesterov", rules.Choice(("nesterov", "heavy_ball", "sgd", "adam"))
+        "nesterov", rules.choice("nesterov", "heavy_ball", "sgd", "adam")
     )
     """The outer optimizer."""
 
@@ -226,10 +228,10 @@ class OuterSection:
     )
     """The outer momentum, Adam's first decay rate: 0.9, but 0.0 with `sgd`."""
 
-    merge: str = rules.setting("mean", rules.Choice(("mean", "radial", "trimmed")))
+    merge: str = rules.setting("mean", rules.choice("mean", "radial", "trimmed"))
     """How updates become one."""
 
-    weight: str = rules.setting("uniform", rules.Choice(("uniform", "tokens")))
+    weight: str = rules.setting("uniform", rules.choice("uniform", "tokens"))
     """The measure of an update's share in the merge."""
 
     def __post_init__(self) -> None:
@@ -250,7 +252,7 @@ class OuterSection:
             )
         if self.optimizer == "sgd" and self.momentum:
             raise SettingsError(
-                f"outer.momentum={rules.shortest_fp32(self.momentum)} has no effect "
+                f"outer.momentum={shortest_fp32(self.momentum)} has no effect "
                 "with outer.optimizer='sgd'. Remove it, or choose 'heavy_ball'."
             )
 
@@ -259,13 +261,13 @@ class OuterSection:
 class AsyncSection:
     """`[async]`: rounds that take who arrived."""
 
-    buffer: int | None = rules.setting(None, rules.Later())
+    buffer: int | None = rules.setting(None, rules.later())
     """Updates that make one outer step."""
 
-    grace_s: float | None = rules.setting(None, rules.Later())
+    grace_s: float | None = rules.setting(None, rules.later())
     """Seconds a round stays open after its first arrival."""
 
-    staleness: str | None = rules.setting(None, rules.Later())
+    staleness: str | None = rules.setting(None, rules.later())
     """How an update's age lowers its weight."""
 
     def __post_init__(self) -> None:
@@ -276,7 +278,7 @@ class AsyncSection:
 class StoreSection:
     """`[store]`: runs without a coordinator."""
 
-    decider: str | None = rules.setting(None, rules.Maybe(rules.Name()))
+    decider: str | None = rules.setting(None, rules.maybe(rules.NAME))
     """The one island that may close rounds where the store cannot put-if-absent."""
 
     def __post_init__(self) -> None:
@@ -287,16 +289,16 @@ class StoreSection:
 class LimitsSection:
     """`[limits]`: bounds beyond which updates are refused, and the longest waits."""
 
-    max_update_norm: float = rules.setting(10.0, rules.Number(1.0))
+    max_update_norm: float = rules.setting(10.0, rules.number(1.0))
     """Times the reference norm (docs/protocol.md); beyond it an update is refused."""
 
-    max_step_tokens: int = rules.setting(2**26, rules.Whole(1, 2**32))
+    max_step_tokens: int = rules.setting(2**26, rules.integer(1, 2**32))
     """Tokens that one island may train on in one inner step."""
 
     max_body_bytes: int = rules.setting(64 * 2**30, _COUNT)
     """The largest body of a frame that is read."""
 
-    max_constants_bytes: int = rules.setting(256 * 2**30, rules.Whole(0, _MAX_COUNT))
+    max_constants_bytes: int = rules.setting(256 * 2**30, rules.integer(0, _MAX_COUNT))
     """Largest total size of a founder's constants; 0: the run stores none of them."""
 
     deadline_min_s: float = rules.setting(1.0, _POSITIVE)

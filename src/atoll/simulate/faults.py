@@ -7,12 +7,11 @@ run if that is None.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
 from atoll.errors import UsageError
-from atoll.settings.rules import shown
+from atoll.fields import FieldLanguage, JsonField, shown
 from atoll.simulate.network import ARROW
 
 
@@ -286,46 +285,24 @@ MAX_NAMES = 4096
 
 def checked(kind: str, name: str, value: Any) -> Any:
     """Return a fault's value in its type; raise `UsageError` if it is out of range."""
-    special = f"{kind}.{name}"
-    return _RULES[special if special in _RULES else name](f"{kind}.{name}", value)
+    key = f"{kind}.{name}"
+    return _RULES.get(key, _RULES[name]).read(value, key)
 
 
-def _number(key: str, value: Any, low: float, high: float, *, open_low: bool) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and (low < value <= high or (value == low and not open_low)):
-        return float(value)
-    bound = "above" if open_low else "at least"
-    raise UsageError(
-        f"{key}={shown(value)} must be a number {bound} {low:g} and at most "
-        f"{high:g}. Choose one in that range."
-    )
+_LANGUAGE = FieldLanguage()
+_NAME = _LANGUAGE.where(
+    lambda name: (
+        0 < len(name) <= MAX_NAME
+        and name.isprintable()
+        and ARROW not in name
+        and name != "*"
+    ),
+    f"the name of a process: 1 to {MAX_NAME} printable characters. Choose one that the "
+    "run has, for example 'i2'",
+)
 
 
-def _between(
-    low: float, high: float, *, open_low: bool = False
-) -> Callable[[str, Any], float]:
-    return lambda key, value: _number(key, value, low, high, open_low=open_low)
-
-
-def _round(key: str, value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**62:
-        return value
-    raise UsageError(
-        f"{key}={shown(value)} must be a whole number from 1 on. Rounds count from 1."
-    )
-
-
-def _name(key: str, value: Any) -> str:
-    is_name = isinstance(value, str) and 0 < len(value) <= MAX_NAME
-    if is_name and value.isprintable() and ARROW not in value and value != "*":
-        return str(value)
-    raise UsageError(
-        f"{key}={shown(value)} must be the name of a process: 1 to {MAX_NAME} "
-        "printable characters. Choose one that the run has, for example 'i2'."
-    )
-
-
-def _link(key: str, value: Any) -> str:
+def _link(value: object, key: str) -> str:
     if value == "*":
         return str(value)
     ends = value.split(ARROW) if isinstance(value, str) else [value]
@@ -333,10 +310,10 @@ def _link(key: str, value: Any) -> str:
         raise UsageError(
             f"{key}={shown(value)} must be 'a', 'a{ARROW}b' or '*'. Name two ends."
         )
-    return ARROW.join(_name(key, end) for end in ends)
+    return ARROW.join(_NAME.read(end, key) for end in ends)
 
 
-def _groups(key: str, value: Any) -> tuple[tuple[str, ...], ...]:
+def _groups(value: Any, key: str) -> tuple[tuple[str, ...], ...]:
     is_nested = isinstance(value, list | tuple) and all(
         isinstance(group, list | tuple) and group for group in value
     )
@@ -346,43 +323,31 @@ def _groups(key: str, value: Any) -> tuple[tuple[str, ...], ...]:
             f"{key}={shown(value)} must be groups of names, none empty and no name "
             "twice. Write for example [['i1', 'i2'], ['coordinator']]."
         )
-    return tuple(tuple(_name(key, name) for name in group) for group in value)
+    return tuple(tuple(_NAME.read(name, key) for name in group) for group in value)
 
 
 DAMAGES = ("flip", "cut", "swap", "remove")
 
-
-def _damage(key: str, value: Any) -> str:
-    if isinstance(value, str) and value in DAMAGES:
-        return value
-    raise UsageError(f"{key}={shown(value)} must be one of {', '.join(DAMAGES)}.")
-
-
-def _prefix(key: str, value: Any) -> str:
-    if isinstance(value, str) and len(value) <= MAX_NAME and value.isprintable():
-        return value
-    raise UsageError(
-        f"{key}={shown(value)} must be at most {MAX_NAME} printable characters, with "
-        "which a key begins."
-    )
-
-
-_SECONDS = _between(0.0, MAX_S)
-_RULES: dict[str, Callable[[str, Any], Any]] = {
+_SECONDS = _LANGUAGE.number(0.0, MAX_S)
+_DURATION = _LANGUAGE.number(0.0, MAX_S, is_low_open=True)
+_RULES: dict[str, JsonField[Any]] = {
     "at_s": _SECONDS,
-    "at_round": _round,
-    "for_s": _between(0.0, MAX_S, open_low=True),
+    "at_round": _LANGUAGE.integer(1, 2**62 - 1),
+    "for_s": _DURATION,
     "back_after_s": _SECONDS,
-    "by_s": _between(0.0, MAX_S, open_low=True),
-    "clock_jump.by_s": _between(-MAX_S, MAX_S),
-    "rate": _between(0.0, 1.0, open_low=True),
-    "clock_drift.rate": _between(0.1, 10.0),
-    "factor": _between(0.0, 1e6, open_low=True),
-    "bytes_per_s": _between(0.0, 1e15, open_low=True),
-    "process": _name,
-    "link": _link,
-    "groups": _groups,
-    "how": _damage,
-    "prefix": _prefix,
+    "by_s": _DURATION,
+    "clock_jump.by_s": _LANGUAGE.number(-MAX_S, MAX_S),
+    "rate": _LANGUAGE.number(0.0, 1.0, is_low_open=True),
+    "clock_drift.rate": _LANGUAGE.number(0.1, 10.0),
+    "factor": _LANGUAGE.number(0.0, 1e6, is_low_open=True),
+    "bytes_per_s": _LANGUAGE.number(0.0, 1e15, is_low_open=True),
+    "process": _NAME,
+    "link": JsonField(str, _link),
+    "groups": JsonField(list, _groups),
+    "how": _LANGUAGE.option(*DAMAGES),
+    "prefix": _LANGUAGE.where(
+        lambda text: len(text) <= MAX_NAME and text.isprintable(),
+        f"at most {MAX_NAME} printable characters, with which a key begins",
+    ),
 }
-"""Checks by field name; an entry with a kind takes precedence."""
+"""Rules by field name; an entry with a kind takes precedence."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Generic, ParamSpec
 
 from atoll.errors import UsageError
-from atoll.settings.rules import nearest, shown
+from atoll.fields import nearest, shown
 from atoll.simulate.faults import (
     KINDS,
     ClockDrift,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import UsageError
+from atoll.fields import nearest
 from atoll.settings import RunSettings
-from atoll.settings.rules import nearest
 from atoll.simulate.islands import STORE_STEP_S
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.run import LIMIT_S, MODEL, STEP_S

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from atoll.disk import LOCK, Data, check_name
 from atoll.errors import DiskDenied, DiskFull, NoSuchFile, UsageError
-from atoll.settings.rules import nearest
+from atoll.fields import nearest
 from atoll.simulate import faults
 from atoll.simulate.network import Corrupter, Latency, LinkConditions, Network
 from atoll.simulate.plan import FaultPlan

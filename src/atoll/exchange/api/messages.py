@@ -23,26 +23,24 @@ from atoll.exchange.api.fields import (
     MAX_LARGE_BYTES,
     NAME,
     SEE,
-    U64_MAX,
-    JsonField,
     dump,
     hexed,
+    integer,
     listed,
     maybe,
     number,
-    one_of,
+    option,
     require_table,
     row,
     table,
     text,
-    whole,
     wrong,
 )
 from atoll.exchange.calls import JoinCall
+from atoll.fields import U64_MAX, JsonField, shown
 from atoll.protocol.messages import CountedWork
 from atoll.protocol.model import Role
 from atoll.settings import RunSettings
-from atoll.settings.rules import shown
 from atoll.settings.run_file import SECTIONS
 from atoll.wire import blake3_digest
 from atoll.wire.frame import RECEIPT_BYTES
@@ -153,22 +151,22 @@ MAX_DIMENSIONS = 64
 MAX_KEY_BYTES = 64
 
 _SIZE_MAX = 2**63 - 1
-_FRAGMENT = whole(0, MAX_FRAGMENT)
+_FRAGMENT = integer(0, MAX_FRAGMENT)
 _FRAGMENTS = listed(_FRAGMENT, max_items=MAX_FRAGMENTS)
 
 COUNTED = row(
-    CountedWork, {"round": whole(), "inner_steps": whole(), "tokens": whole()}
+    CountedWork, {"round": integer(), "inner_steps": integer(), "tokens": integer()}
 )
 RECEIPT = hexed(RECEIPT_BYTES, RECEIPT_BYTES)
 HOLDING = row(
     protocol.HeldRound,
-    {"round": whole(), "digest": hexed(BASE_BYTES, BASE_BYTES)},
+    {"round": integer(), "digest": hexed(BASE_BYTES, BASE_BYTES)},
     last={"receipt": RECEIPT},
 )
 HOLDINGS = listed(HOLDING, max_items=MAX_FRAGMENTS)
 
 # Statistics are added up over islands: sums must stay finite and readable.
-_SHOWN = whole(0, _SIZE_MAX)
+_SHOWN = integer(0, _SIZE_MAX)
 _SECONDS = number(0.0, 2.0**40)
 
 STATS = table(
@@ -183,16 +181,16 @@ STATS = table(
         "bytes_up": _SHOWN,
         "bytes_down": _SHOWN,
     },
-    optional={"first_batch": text(64), "dropped_steps": whole(1, _SIZE_MAX)},
+    optional={"first_batch": text(64), "dropped_steps": integer(1, _SIZE_MAX)},
 )
 
 BEAT = table(
     protocol.Heartbeat,
     {
         "island": NAME,
-        "incarnation": whole(),
-        "step": whole(),
-        "waits_for": maybe(listed(whole(), min_items=2, max_items=2)),
+        "incarnation": integer(),
+        "step": integer(),
+        "waits_for": maybe(listed(integer(), min_items=2, max_items=2)),
         "holds": HOLDINGS,
         "stats": maybe(STATS),
     },
@@ -201,16 +199,16 @@ BEAT = table(
 POSITION = table(
     protocol.Position,
     {
-        "step": whole(),
-        "rounds": listed(whole(), max_items=MAX_FRAGMENTS),
-        "last_round": maybe(whole()),
+        "step": integer(),
+        "rounds": listed(integer(), max_items=MAX_FRAGMENTS),
+        "last_round": maybe(integer()),
         # A sum: one island that reports 2^64 - 1 must not make it unreadable for all.
-        "tokens": whole(0, MAX_ISLANDS * U64_MAX),
+        "tokens": integer(0, MAX_ISLANDS * U64_MAX),
         "wanted": _FRAGMENTS,
         "lost": _FRAGMENTS,
-        "saves": whole(),
+        "saves": integer(),
     },
-    optional={"decay_round": whole(1), "end_tokens": whole(1)},
+    optional={"decay_round": integer(1), "end_tokens": integer(1)},
 )
 
 _HEX = hexed(0, 64)
@@ -220,9 +218,9 @@ TENSOR = row(
     protocol.TensorSpec,
     {
         "name": text(MAX_TENSOR_NAME_BYTES, min_bytes=1),
-        "shape": listed(whole(0, _SIZE_MAX), max_items=MAX_DIMENSIONS),
+        "shape": listed(integer(0, _SIZE_MAX), max_items=MAX_DIMENSIONS),
         "dtype": text(32, min_bytes=1),
-        "role": one_of(*get_args(Role)),
+        "role": option(*get_args(Role)),
         "digest": _DIGEST,
     },
 )
@@ -246,8 +244,8 @@ _JOIN: JsonField[dict[str, Any]] = table(
     {
         "key": hexed(1, MAX_KEY_BYTES, is_secret=True),
         "nonce": hexed(1, MAX_KEY_BYTES, is_secret=True),
-        "incarnation": maybe(whole()),
-        "after": whole(),
+        "incarnation": maybe(integer()),
+        "after": integer(),
         "returns": FLAG,
         "bundle": _DIGEST,
         "model": MODEL,
@@ -281,13 +279,13 @@ def read_join(value: object, *, island: str | None) -> JoinCall:
 _JOINED: dict[str, JsonField[Any]] = {
     "run": NAME,
     "island": NAME,
-    "incarnation": whole(),
-    "slot": whole(),
-    "epoch": whole(),
+    "incarnation": integer(),
+    "slot": integer(),
+    "epoch": integer(),
     "position": POSITION,
     "is_founder": FLAG,
-    "inner_steps": whole(),
-    "tokens": whole(),
+    "inner_steps": integer(),
+    "tokens": integer(),
     "spoken_for": _FRAGMENTS,
     "counted": listed(maybe(COUNTED), max_items=MAX_FRAGMENTS),
 }

@@ -34,17 +34,16 @@ from atoll.exchange.api.fields import (
     MAX_LARGE_BYTES,
     MAX_SMALL_BYTES,
     NAME,
-    JsonField,
     choice,
     dump,
+    integer,
     listed,
     load,
     number,
-    one_of,
+    option,
     require_table,
     table,
     text,
-    whole,
 )
 from atoll.exchange.api.frames import Incoming, buffers_of
 from atoll.exchange.api.messages import (
@@ -58,11 +57,11 @@ from atoll.exchange.api.messages import (
     settings_form,
 )
 from atoll.exchange.base import Frame, Outcome
+from atoll.fields import JsonField, shown
 from atoll.protocol import JoinReply, Position, Reception
 from atoll.protocol.model import ConstantCatalogue
 from atoll.routes import BodyKind, methods_of
 from atoll.settings import RunSettings
-from atoll.settings.rules import shown
 from atoll.wire import MAX_HEADER_BYTES, pack
 from atoll.wire.digests import Bytes, view_of
 from atoll.wire.frame import DIGEST_BYTES
@@ -70,7 +69,7 @@ from atoll.wire.frame import DIGEST_BYTES
 POSITION_HEADER, POSITION_BYTES_HEADER = "Atoll-Position", "Atoll-Position-Bytes"
 MAX_POSITION_BYTES = 16 * 1024
 
-_KEEP_REPLY: JsonField[calls.KeepReply] = table(calls.KeepReply, {"bytes": whole()})
+_KEEP_REPLY: JsonField[calls.KeepReply] = table(calls.KeepReply, {"bytes": integer()})
 _RECEPTION: JsonField[dict[str, Reception]] = table(
     dict, {"reception": choice(Reception)}
 )
@@ -264,7 +263,7 @@ MAX_TARGET_BYTES = 512
 TARGET = text(MAX_TARGET_BYTES, min_bytes=1)
 """The URL of a run that has moved."""
 
-_COUNT = whole()
+_COUNT = integer()
 RETRY_AFTER_S = 1
 
 
@@ -421,17 +420,17 @@ class Info:
 _LIMITS = table(
     Limits,
     {
-        "body_bytes": whole(),
-        "header_bytes": whole(),
-        "json_bytes": whole(),
-        "beat_bytes": whole(),
+        "body_bytes": integer(),
+        "header_bytes": integer(),
+        "json_bytes": integer(),
+        "beat_bytes": integer(),
         "wait_s": number(),
     },
 )
 _PLAIN: dict[str, JsonField[Any]] = {
     "run": NAME,
     "version": text(64, min_bytes=1),
-    "epoch": whole(),
+    "epoch": integer(),
     "model_fingerprint": text(64),
     "lease_s": number(),
     "heartbeat_s": number(),
@@ -440,8 +439,8 @@ _PLAIN: dict[str, JsonField[Any]] = {
 _INFO: JsonField[dict[str, Any]] = table(
     dict,
     {
-        "protocol": whole(),
-        "settings_authority": one_of(AUTHORITY),
+        "protocol": integer(),
+        "settings_authority": option(AUTHORITY),
         "fingerprint": text(128),
         **_PLAIN,
     },

@@ -21,17 +21,16 @@ from atoll.errors import Unreachable, UsageError
 from atoll.exchange import calls
 from atoll.exchange.api.fields import (
     SEE,
-    U64_MAX,
     hexed,
     load,
     require_target_name,
     wrong,
 )
 from atoll.exchange.api.messages import BEAT
+from atoll.fields import U64_MAX, shown
 from atoll.protocol import Heartbeat, JoinReply
 from atoll.protocol.model import is_digest
 from atoll.routes import BodyKind, ProofRule, Route, RouteMatch
-from atoll.settings.rules import shown
 from atoll.wire import Header, blake3_digest
 from atoll.wire.frame import PROOF_BYTES, RECEIPT_BYTES, island_proof
 from atoll.wire.header import MAX_FRAGMENT

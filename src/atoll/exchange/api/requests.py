@@ -25,9 +25,9 @@ from atoll.exchange.api.frames import (
 from atoll.exchange.api.messages import BEAT, MAX_FRAGMENTS, join_form, read_join
 from atoll.exchange.api.request_head import RequestHead
 from atoll.exchange.base import PART_BYTES, U8, Frame
+from atoll.fields import shown
 from atoll.protocol import Heartbeat
 from atoll.routes import ROUTE, BodyKind
-from atoll.settings.rules import shown
 from atoll.wire import MAX_HEADER_BYTES, Header, pack
 from atoll.wire.digests import Bytes, view_of
 

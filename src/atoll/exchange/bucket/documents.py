@@ -28,6 +28,7 @@ from atoll.exchange.api.messages import (
 )
 from atoll.exchange.api.replies import DIGESTS
 from atoll.exchange.bucket import keys
+from atoll.fields import JsonField
 from atoll.protocol import Heartbeat, ModelSpec
 from atoll.settings import RunSettings
 from atoll.store import Data, Store
@@ -256,26 +257,24 @@ def _outer(optimizer: str, lr: float, momentum: float) -> OuterValues:
 BASE = fields.hexed(BASE_BYTES, BASE_BYTES)
 DIGEST = fields.hexed(DIGEST_BYTES, DIGEST_BYTES)
 _MAYBE_DIGEST = fields.hexed(0, DIGEST_BYTES)
-_SETTINGS: fields.JsonField[RunSettings] = fields.JsonField(
-    settings_form, read_stored_settings
-)
+_SETTINGS: JsonField[RunSettings] = JsonField(settings_form, read_stored_settings)
 _OUTER = fields.row(
     _outer,
     {"optimizer": fields.text(32), "lr": fields.number(), "momentum": fields.number()},
 )
-_ROSTER = fields.JsonField(
+_ROSTER = JsonField(
     lambda roster: pack_roster(roster).hex(),
     lambda value, field: unpack_roster(
         fields.hexed(0, fields.MAX_LARGE_BYTES).read(value, field)
     ),
 )
-_NUMBER = {"fragment": fields.whole(), "round": fields.whole()}
+_NUMBER = {"fragment": fields.integer(), "round": fields.integer()}
 
-SETTINGS: fields.JsonField[SettingsDocument] = fields.table(
+SETTINGS: JsonField[SettingsDocument] = fields.table(
     SettingsDocument,
     {"run": fields.NAME, "fingerprint": fields.text(128), "settings": _SETTINGS},
 )
-RUN: fields.JsonField[RunDocument] = fields.table(
+RUN: JsonField[RunDocument] = fields.table(
     RunDocument,
     {
         "run": fields.NAME,
@@ -286,81 +285,82 @@ RUN: fields.JsonField[RunDocument] = fields.table(
     },
     optional={"states": fields.listed(_MAYBE_DIGEST, max_items=MAX_FRAGMENTS)},
 )
-SLOT: fields.JsonField[SlotDocument] = fields.table(
+SLOT: JsonField[SlotDocument] = fields.table(
     SlotDocument, {"run": fields.NAME, "island": fields.NAME}
 )
-MEMBER: fields.JsonField[MemberDocument] = fields.table(
+MEMBER: JsonField[MemberDocument] = fields.table(
     MemberDocument,
     {
         "run": fields.NAME,
-        "slot": fields.whole(),
+        "slot": fields.integer(),
         "key": fields.hexed(0, 64, is_secret=True),
         "nonce": fields.hexed(0, 64, is_secret=True),
-        "opened": fields.listed(fields.whole(), max_items=MAX_FRAGMENTS),
+        "opened": fields.listed(fields.integer(), max_items=MAX_FRAGMENTS),
         "stands": fields.listed(
-            fields.row(StandingUpdate, {**_NUMBER, "incarnation": fields.whole()}),
+            fields.row(StandingUpdate, {**_NUMBER, "incarnation": fields.integer()}),
             max_items=MAX_FRAGMENTS,
         ),
-        "beats": fields.whole(),
+        "beats": fields.integer(),
         "has_left": fields.FLAG,
         "beat": BEAT,
     },
     optional={
         "heads": fields.listed(
-            fields.row(RosterHead, {"round": fields.whole(), "digest": DIGEST}),
+            fields.row(RosterHead, {"round": fields.integer(), "digest": DIGEST}),
             max_items=MAX_FRAGMENTS,
         ),
-        "controls": fields.whole(),
+        "controls": fields.integer(),
         "wants": fields.listed(
             fields.row(
-                Want, {**_NUMBER, "island": fields.NAME, "incarnation": fields.whole()}
+                Want,
+                {**_NUMBER, "island": fields.NAME, "incarnation": fields.integer()},
             ),
             max_items=MAX_WANTS,
         ),
     },
 )
-CONTROL: fields.JsonField[ControlDocument] = fields.table(
+CONTROL: JsonField[ControlDocument] = fields.table(
     ControlDocument,
     {
         "run": fields.NAME,
-        "action": fields.one_of(*ACTIONS),
-        "values": fields.JsonField(dict, _scalars),
-        "last_round": fields.maybe(fields.whole()),
+        "action": fields.option(*ACTIONS),
+        "values": JsonField(dict, _scalars),
+        "last_round": fields.maybe(fields.integer()),
         "island": fields.maybe(fields.NAME),
-        "incarnation": fields.whole(),
+        "incarnation": fields.integer(),
         "target": fields.maybe(fields.text(2048)),
         "nonce": fields.text(64),
     },
 )
-ROSTER: fields.JsonField[RosterDocument] = fields.table(
+ROSTER: JsonField[RosterDocument] = fields.table(
     RosterDocument,
     {
         "run": fields.NAME,
         **_NUMBER,
-        "epoch": fields.whole(),
+        "epoch": fields.integer(),
         "base": BASE,
         "outer": _OUTER,
         "shards": fields.listed(fields.NAME, max_items=MAX_SHARDS),
         "roster": _ROSTER,
-        "move": fields.whole(),
+        "move": fields.integer(),
     },
-    optional={"before": _MAYBE_DIGEST, "controls": fields.whole()},
+    optional={"before": _MAYBE_DIGEST, "controls": fields.integer()},
 )
 COUNTED = fields.row(
     CountedProgress,
     {
         "island": fields.NAME,
-        "round": fields.whole(),
-        "inner_steps": fields.whole(),
-        "tokens": fields.whole(),
+        "round": fields.integer(),
+        "inner_steps": fields.integer(),
+        "tokens": fields.integer(),
     },
 )
-STATE: fields.JsonField[StateDocument] = fields.table(
+STATE: JsonField[StateDocument] = fields.table(
     StateDocument,
     {
         "run": fields.NAME,
         **_NUMBER,
-        "parts": fields.whole(1, 2**20),
+        "parts": fields.integer(1, 2**20),
         "head": fields.hexed(1, fields.MAX_LARGE_BYTES),
         "counted": fields.listed(COUNTED, max_items=65_536),
         "bases": fields.listed(BASE, max_items=1024),
@@ -379,7 +379,7 @@ class ReadDocument(Generic[T]):
     """False: the object is of 0.1.0, and only this digest names its bytes."""
 
 
-def packed(field: fields.JsonField[T], document: T, key: str) -> list[Data]:
+def packed(field: JsonField[T], document: T, key: str) -> list[Data]:
     """Return a document as the bytes of the object at `key`."""
     content = {"format": FORMAT, "key": key, "document": field.write(document)}
     max_bytes = fields.MAX_LARGE_BYTES - _SEALED_FROM - 1
@@ -395,7 +395,7 @@ def digest_of(parts: list[Data]) -> bytes:
 
 
 def parse(
-    field: fields.JsonField[T],
+    field: JsonField[T],
     data: Data,
     *,
     key: str,
@@ -412,7 +412,7 @@ def parse(
 
 
 def _parsed(
-    field: fields.JsonField[T],
+    field: JsonField[T],
     data: Data,
     *,
     key: str,
@@ -433,7 +433,7 @@ def _parsed(
 
 
 def _opened(
-    field: fields.JsonField[T], data: memoryview, key: str, *, is_placed: bool
+    field: JsonField[T], data: memoryview, key: str, *, is_placed: bool
 ) -> ReadDocument[T]:
     """Return the document in an object, after its digest is verified."""
     is_sealed = bytes(data[: len(_OPENING)]) == _OPENING
@@ -467,9 +467,7 @@ def _opened(
     return ReadDocument(field.read(content["document"], key), digest, is_sealed)
 
 
-def fetch(
-    store: Store, field: fields.JsonField[T], key: str, *, run: str | None = None
-) -> T:
+def fetch(store: Store, field: JsonField[T], key: str, *, run: str | None = None) -> T:
     """Return the document at a key.
 
     Raises:
@@ -480,7 +478,7 @@ def fetch(
 
 
 def fetch_read(
-    store: Store, field: fields.JsonField[T], key: str, *, run: str | None = None
+    store: Store, field: JsonField[T], key: str, *, run: str | None = None
 ) -> ReadDocument[T]:
     """Return the document at a key, and the digest of its object; else as `fetch`."""
     return _parsed(

@@ -30,13 +30,13 @@ from atoll.exchange.api.fields import (
     FLAG,
     MAX_LARGE_BYTES,
     NAME,
-    JsonField,
+    integer,
     listed,
     load,
     table,
-    whole,
 )
 from atoll.exchange.bucket import documents
+from atoll.fields import JsonField
 from atoll.protocol import TensorSpec, refuse_all
 from atoll.store import Data
 from atoll.weights import FragmentLayout, Terms
@@ -114,7 +114,7 @@ _HEAD: JsonField[Any] = table(
     {
         "run": NAME,
         "of": documents.DIGEST,
-        "shard": whole(),
+        "shard": integer(),
         "overflows": FLAG,
         "spoilt": listed(NAME, max_items=65_536),
         "digests": listed(documents.DIGEST, max_items=2**20),

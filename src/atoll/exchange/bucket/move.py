@@ -25,7 +25,7 @@ from functools import partial
 
 from atoll.bundle import Bundle
 from atoll.errors import CorruptError, NoSuchObject, OutcomeLost, UsageError
-from atoll.exchange.api.fields import NAME, JsonField, listed, row, table, whole
+from atoll.exchange.api.fields import NAME, integer, listed, row, table
 from atoll.exchange.api.messages import MAX_FRAGMENTS
 from atoll.exchange.base import Constants, Frame
 from atoll.exchange.bucket import documents, keys, large_objects
@@ -36,6 +36,7 @@ from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.states import BASES, ROSTERS, States, counted_progress
 from atoll.exchange.bucket.view import RunView
+from atoll.fields import JsonField
 from atoll.protocol import TensorSpec
 from atoll.protocol.coordinator_state import Move
 from atoll.runtime import Runtime
@@ -86,13 +87,13 @@ class MovedRun:
 _PROGRESS = table(
     FragmentProgress,
     {
-        "round": whole(),
+        "round": integer(),
         "counted": listed(documents.COUNTED, max_items=MAX_ROWS),
         "bases": listed(documents.BASE, max_items=1024),
     },
 )
 _UNCLAIMED = row(
-    UnclaimedUpdate, {"fragment": whole(), "round": whole(), "island": NAME}
+    UnclaimedUpdate, {"fragment": integer(), "round": integer(), "island": NAME}
 )
 MOVED_RUN: JsonField[MovedRun] = table(
     MovedRun,

@@ -25,7 +25,6 @@ import numpy as np
 
 from atoll import wire
 from atoll.errors import CorruptError, NoSuchObject, Refused
-from atoll.exchange.api.fields import JsonField
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import RESTORE
 from atoll.exchange.bucket.keys import IncarnationKey, incarnation_of
@@ -39,6 +38,7 @@ from atoll.exchange.bucket.view import (
     RunView,
     UpdateView,
 )
+from atoll.fields import JsonField
 from atoll.protocol.membership import latest_incarnation
 from atoll.protocol.operators import require_here
 from atoll.runtime import Runtime

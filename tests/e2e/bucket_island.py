@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from atoll import kernels
 from atoll.clock import SystemClock
 from atoll.exchange.bucket import BucketReader, StoreExchange
+from atoll.exchange.bucket.view import LEASE_S
 from atoll.island.environment import credentials_from_environment
 from atoll.island.identity import island_key
 from atoll.island.store_connection import RetriedStore, StoreConnection
@@ -57,12 +58,14 @@ class Dying:
         self._store.remove(keys)
 
 
-def reach(url: str, name: str, dies_at: str | None) -> StoreConnection:
+def reach(
+    url: str, name: str, dies_at: str | None, *, lease_s: float = LEASE_S
+) -> StoreConnection:
     """Return the way to a run in a store, as `meet` would."""
     runtime = SystemRuntime(SystemClock())
     reliable = RetriedStore(url, runtime)
     store = Dying(reliable.store, dies_at) if dies_at else reliable.store
-    reader = BucketReader.open(store, runtime, url=url)
+    reader = BucketReader.open(store, runtime, url=url, lease_s=lease_s)
     keys = credentials_from_environment().keys
     key = island_key(keys, run=reader.run, island=name)
     reliable.use_long_retries()
@@ -73,9 +76,10 @@ def reach(url: str, name: str, dies_at: str | None) -> StoreConnection:
 def main() -> None:
     parser = arguments()
     parser.add_argument("--dies-at")
+    parser.add_argument("--lease-s", type=float, default=LEASE_S)
     said = parser.parse_args()
     kernels.use("numpy")  # starts at once
-    live(reach(said.url, said.name, said.dies_at), said)
+    live(reach(said.url, said.name, said.dies_at, lease_s=said.lease_s), said)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from atoll.exchange.bucket import keys
 from atoll.exchange.bucket.create import make_run
+from atoll.exchange.bucket.view import LEASE_S
 from atoll.settings import RunSettings
 from atoll.store import Store, open_store
 from tests.e2e.rounds_again import (
@@ -29,6 +30,9 @@ class BucketStage:
 
     folder: Path
     url: str
+    lease_s: float = LEASE_S
+    """How long islands wait for one that was killed."""
+
     environment: dict[str, str] = field(default_factory=dict)
     islands: list[Island] = field(default_factory=list)
 
@@ -56,6 +60,7 @@ class BucketStage:
             *(sys.executable, "-m", "tests.e2e.bucket_island", self.url, name),
             *("--folder", str(self.folder), "--seed", str(len(self.islands))),
             *("--elements", str(elements), "--step-s", str(step_s)),
+            *("--lease-s", str(self.lease_s)),
             *(["--dies-at", dies_at] if dies_at else []),
         ]
         places = {

@@ -38,6 +38,7 @@ def test_a_killed_island_holds_nobody_up(stage: BucketStage, dies_at: str) -> No
 
     It is the first by name, because that one writes the states.
     """
+    stage.lease_s = 10.0
     stage.make(settings_for(3, 16))
     a = stage.island("a", dies_at=dies_at)
     b, c = stage.island("b"), stage.island("c")
@@ -53,6 +54,7 @@ def test_a_killed_island_holds_nobody_up(stage: BucketStage, dies_at: str) -> No
 @pytest.mark.parametrize("dies_at", ["before:/mean/:3", "after:/mean/:3"])
 def test_an_island_that_owns_a_shard_may_die(stage: BucketStage, dies_at: str) -> None:
     """Somebody else makes the mean of its shard, and gets the same bytes."""
+    stage.lease_s = 10.0
     stage.make(settings_for(4, 8))
     others = [stage.island(name, elements=ELEMENTS) for name in "abd"]
     c = stage.island("c", elements=ELEMENTS, dies_at=dies_at)

@@ -56,7 +56,7 @@ def engine(
         with slurm_cluster(tmp_path_factory.mktemp("slurm") / "home") as cluster:
             yield "slurm", [], {"SLURM_CONF": str(cluster.conf)}
     else:
-        with ray_cluster() as nodes:
+        with ray_cluster(num_nodes=2) as nodes:
             yield "ray", ["--option", f"address={nodes.cluster.address}"], {}
 
 
@@ -65,8 +65,6 @@ def engine(
     [
         ("slurm", "coordinator"),
         ("slurm", "inside"),
-        ("slurm", "bucket"),
-        ("ray", "coordinator"),
         ("ray", "inside"),
         ("ray", "bucket"),
     ],

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 WAIT_S = 280.0
 LOOK_S = 0.02
 
-ALL_ARE_NEEDED = {"run.start_islands": 4, "run.quorum": 4, "run.end_rounds": 80}
+ALL_ARE_NEEDED = {"run.start_islands": 4, "run.quorum": 4, "run.end_rounds": 24}
 """So that no round is closed without the one that was killed."""
 
 
@@ -56,7 +56,7 @@ def test_a_killed_island_comes_back_and_the_run_is_finished(
 
     assert process.returncode == 0, err
     assert "local-2 | atoll: local-2 ended with signal 9 (SIGKILL)" in said
-    assert "ended, round 80 of 80" in said
+    assert "ended, round 24 of 24" in said
     table = {row[0]: row[1:3] for row in map(str.split, said.splitlines()) if row}
     assert [table[f"local-{index}"] for index in range(4)] == [
         ["finished", "0"],
@@ -64,7 +64,7 @@ def test_a_killed_island_comes_back_and_the_run_is_finished(
         ["finished", "1"],
         ["finished", "0"],
     ]
-    assert len(set(re.findall(r"round 80, digest ([0-9a-f]{32})", said))) == 1
+    assert len(set(re.findall(r"round 24, digest ([0-9a-f]{32})", said))) == 1
 
 
 def _kill_when_training(process: subprocess.Popen[str], island: str) -> None:

@@ -31,13 +31,13 @@ class Nodes:
 
 
 @contextmanager
-def ray_cluster() -> Iterator[Nodes]:
-    """Run three nodes while the block lasts; this process keeps its signals."""
+def ray_cluster(*, num_nodes: int = 3) -> Iterator[Nodes]:
+    """Run nodes while the block lasts; this process keeps its signals."""
     before = signal.getsignal(signal.SIGTERM)
     made = Nodes(Cluster())
     try:
         made.add(_system_config=WATCHFUL)
-        for _ in range(2):
+        for _ in range(num_nodes - 1):
             made.add()
         yield made
     finally:

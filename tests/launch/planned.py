@@ -14,8 +14,8 @@ import atoll
 from atoll.launch import IslandSpec
 from atoll.launch.api import Launched, launch_spec, plan_spec
 from atoll.launch.base import LaunchPlan
-from atoll.launch.credentials import PASS
 from atoll.launch.launches import Book
+from atoll.launch.spec import PASS
 
 SECRETS = ("ZED", "HIDDEN", PASS)
 """What every island of `both` is given, by their names."""

@@ -15,8 +15,8 @@ import pytest
 from atoll.coordinator.app import Coordinator
 from atoll.errors import CorruptError, UsageError
 from atoll.launch.bootstrap import bootstrap_argv
-from atoll.launch.credentials import CHARTER, MAX_CHARTER_BYTES, Charter, make_charter
-from atoll.launch.spec import IslandSpec
+from atoll.launch.credentials import MAX_CHARTER_BYTES, Charter, make_charter
+from atoll.launch.spec import CHARTER, IslandSpec
 from atoll.security import run_tokens
 from atoll.settings import RunSettings
 

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from atoll.launch.leader import (
     CANCELLED,
     EXIT_CANCELLED,
@@ -79,6 +81,18 @@ def test_who_is_told_to_go_in_the_pause_after_a_death_goes(tmp_path: Path) -> No
 
         assert led.wait(100.0) == EXIT_CANCELLED
     assert said == "atoll: a-3 ended with exit code 5, and exits in 60 s.\n"
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["leader", "bootstrap", "engines.local", "engines.slurm.leader"],
+)
+def test_processes_beside_an_island_start_light(module: str) -> None:
+    """Each island has one or two of them, in every incarnation."""
+    code = f"import sys, atoll.launch.{module}; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert done.stdout == "False\n"
 
 
 def test_an_index_that_is_none_is_told(tmp_path: Path) -> None:

@@ -28,11 +28,11 @@ from atoll.island.connection import is_coordinator
 from atoll.island.environment import credentials_from_environment
 from atoll.launch import base
 from atoll.launch.code import pack_code, ship_code
-from atoll.launch.credentials import CHARTER, PASS, RUN_FILE, SEED_BYTES, Charter, Pass
+from atoll.launch.credentials import RUN_FILE, SEED_BYTES, Charter, Pass
 from atoll.launch.launches import COORDINATOR, Book, Record
 from atoll.launch.registry import open_launcher
 from atoll.launch.run_status import Looks, look_at
-from atoll.launch.spec import IslandSpec, in_engine, resolve
+from atoll.launch.spec import CHARTER, PASS, IslandSpec, in_engine, resolve
 from atoll.security import Credentials, Role, Secret, read_token
 
 SILENT_S = 600.0

@@ -24,8 +24,7 @@ from pathlib import Path
 
 from atoll.errors import AtollError, UsageError
 from atoll.launch.base import ADDRESS_PLACEHOLDER
-from atoll.launch.credentials import CHARTER, PASS, PASS_FILE, Charter, Pass
-from atoll.launch.spec import IslandSpec, full_argv
+from atoll.launch.spec import CHARTER, PASS, PASS_FILE, IslandSpec, full_argv
 
 MODULE = "atoll.launch.bootstrap"
 _PR_SET_PDEATHSIG = 1
@@ -78,11 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         environment = dict(os.environ)
         index = _index(options, environment)
         island, run = f"{options.name}-{index}", _run(options, environment)
-        if (island_pass := _pass(environment)) is not None:
-            replace(island_pass, url=island_pass.url and run).adopt(island)
-        if (charter := environment.pop(CHARTER, None)) is not None:
-            directory = Path(options.directory) if options.directory else None
-            os.chdir(Charter.from_json(charter).lay_down(directory))
+        if environment.keys() & {PASS, PASS_FILE, CHARTER}:
+            _adopt_credentials(options, environment, run, island)
         if options.code:
             from atoll.launch.code import fetch_code
 
@@ -183,12 +179,22 @@ def _run(options: argparse.Namespace, environment: Mapping[str, str]) -> str:
     return f"{scheme}{mark}{prefix}{rest}"
 
 
-def _pass(environment: dict[str, str]) -> Pass | None:
-    """Remove the pass from the environment, which the command inherits."""
+def _adopt_credentials(
+    options: argparse.Namespace, environment: dict[str, str], run: str, island: str
+) -> None:
+    """Write a pass and a charter to files, and remove them from the environment."""
+    # Loads the exchanges, which islands on this user's machines do not need yet.
+    from atoll.launch.credentials import Charter, Pass
+
     text, file = environment.pop(PASS, None), environment.pop(PASS_FILE, None)
-    if text is not None:
-        return Pass.from_json(text)
-    return None if file is None else Pass.from_file(Path(file))
+    if text is not None or file is not None:
+        island_pass = (
+            Pass.from_file(Path(file or "")) if text is None else Pass.from_json(text)
+        )
+        replace(island_pass, url=island_pass.url and run).adopt(island)
+    if (charter := environment.pop(CHARTER, None)) is not None:
+        directory = Path(options.directory) if options.directory else None
+        os.chdir(Charter.from_json(charter).lay_down(directory))
 
 
 if __name__ == "__main__":

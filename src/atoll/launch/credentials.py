@@ -34,6 +34,7 @@ from atoll.errors import CorruptError, UsageError
 from atoll.island.connection import REACH_S
 from atoll.island.environment import credentials_from_environment
 from atoll.island.identity import KEY_BYTES, keep_key
+from atoll.launch.spec import CHARTER, PASS
 from atoll.security import (
     Credentials,
     Role,
@@ -50,7 +51,6 @@ from atoll.security.private_files import (
 )
 from atoll.security.tls import CERTIFICATE, KEY
 
-PASS, PASS_FILE = "ATOLL_PASS", "ATOLL_PASS_FILE"
 PASS_VERSION = 1
 MAX_PASS_BYTES = 2**14
 SEED_BYTES = 32
@@ -170,7 +170,6 @@ def _checked_pass(form: Any) -> Pass:
     )
 
 
-CHARTER = "ATOLL_CHARTER"
 RUN_FILE = "run.toml"
 CHARTER_VERSION = 1
 MAX_CHARTER_BYTES = 2**16

@@ -43,6 +43,9 @@ MAX_NAME = 40
 """Characters: with an index behind, a label of DNS takes it, and so does any engine."""
 
 PREFIX = "ATOLL_"
+PASS, PASS_FILE, CHARTER = "ATOLL_PASS", "ATOLL_PASS_FILE", "ATOLL_CHARTER"
+"""Variables of `launch.credentials`, which the bootstrap removes."""
+
 ALLOWED_VARIABLES = frozenset(
     {
         "ATOLL_CERTIFICATE",

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import DiskError, RemoteError, UsageError
-from atoll.island.environment import credentials_from_environment
 from atoll.launch import base
 from atoll.launch.bootstrap import bootstrap_argv, island_variables
 from atoll.launch.spec import (
@@ -72,6 +71,9 @@ class LocalOptions:
 def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of this machine."""
     parsed = base.read_options(LocalOptions, options, engine=ENGINE)
+    # Loads the exchanges, which a supervisor does not need.
+    from atoll.island.environment import credentials_from_environment
+
     default = credentials_from_environment().credentials.parent / "local"
     directory = (
         default if parsed.directory is None else Path(parsed.directory).absolute()

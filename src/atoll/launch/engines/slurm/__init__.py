@@ -45,12 +45,12 @@ from atoll.errors import (
     Unreachable,
     UsageError,
 )
-from atoll.island.environment import credentials_from_environment
 from atoll.launch import base
 from atoll.launch.bootstrap import bootstrap_argv
-from atoll.launch.credentials import PASS, PASS_FILE
 from atoll.launch.spec import (
     MAX_ISLANDS,
+    PASS,
+    PASS_FILE,
     IslandSpec,
     Resources,
     refuse_fields,
@@ -68,6 +68,9 @@ from atoll.security.private_files import (
 def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of the cluster that this machine belongs to."""
     parsed = base.read_options(SlurmOptions, options, engine=ENGINE)
+    # Loads the exchanges, which a supervisor does not need.
+    from atoll.island.environment import credentials_from_environment
+
     default = credentials_from_environment().credentials.parent / ENGINE
     directory = (
         default if parsed.directory is None else Path(parsed.directory).absolute()

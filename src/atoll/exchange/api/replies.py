@@ -109,12 +109,6 @@ def reply_parts(reply: calls.Reply) -> EncodedReply:
             return _with_receipts(answer, state=receipt, outcome=agreed.receipt)
 
 
-def error_parts(error: Exception) -> EncodedReply:
-    """Return the HTTP reply for an error."""
-    status, headers, body = failure_parts(error)
-    return EncodedReply(status, headers, (body,))
-
-
 def nowhere_parts(segments: tuple[str, ...]) -> EncodedReply:
     """Return the reply for a path that does not exist, or not with this method."""
     methods = methods_of(segments)
@@ -135,13 +129,11 @@ def json_answer(value: object, *, name: str) -> EncodedReply:
 def _frame_answer(frame: Frame) -> EncodedReply:
     """Return a frame, or only its header if the run no longer has the body."""
     packed = pack(frame.header)
-    headers = {"ETag": f'"{packed[-DIGEST_BYTES:].hex()}"'}
-    if frame.header.body_bytes and not len(frame.body):
-        return EncodedReply(
-            200, headers | {"Content-Type": BodyKind.HEADER.value}, (packed,)
-        )
-    body = buffers_of(frame)
-    return EncodedReply(200, headers | {"Content-Type": BodyKind.FRAME.value}, body)
+    has_body = len(frame.body) or not frame.header.body_bytes
+    kind = BodyKind.FRAME if has_body else BodyKind.HEADER
+    etag = f'"{packed[-DIGEST_BYTES:].hex()}"'
+    body = buffers_of(frame) if has_body else (packed,)
+    return EncodedReply(200, {"ETag": etag, "Content-Type": kind.value}, body)
 
 
 def receipt_headers(*, state: bytes = b"", outcome: bytes = b"") -> dict[str, str]:
@@ -156,17 +148,18 @@ def receipt_headers(*, state: bytes = b"", outcome: bytes = b"") -> dict[str, st
 def _with_receipts(
     answer: EncodedReply, *, state: bytes = b"", outcome: bytes = b""
 ) -> EncodedReply:
-    headers = receipt_headers(state=state, outcome=outcome)
-    return EncodedReply(answer.status, answer.headers | headers, answer.body)
+    receipts = receipt_headers(state=state, outcome=outcome)
+    return replace(answer, headers=answer.headers | receipts)
 
 
 def _with_position(answer: EncodedReply, position: Position) -> EncodedReply:
     data = dump(POSITION.write(position), name="position", max_bytes=MAX_LARGE_BYTES)
     if len(data) <= MAX_POSITION_BYTES:
-        headers = answer.headers | {POSITION_HEADER: data.decode("ascii")}
-        return EncodedReply(answer.status, headers, answer.body)
-    headers = answer.headers | {POSITION_BYTES_HEADER: str(len(data))}
-    return EncodedReply(answer.status, headers, (*answer.body, data))
+        header = {POSITION_HEADER: data.decode("ascii")}
+        return replace(answer, headers=answer.headers | header)
+    header = {POSITION_BYTES_HEADER: str(len(data))}
+    headers = answer.headers | header
+    return replace(answer, headers=headers, body=(*answer.body, data))
 
 
 def parse_reply(
@@ -314,8 +307,8 @@ _ERROR: dict[str, JsonField[Any]] = {
 }
 
 
-def failure_parts(error: Exception) -> tuple[int, dict[str, str], bytes]:
-    """Return status, headers and body; the text of a foreign exception is not sent."""
+def error_parts(error: Exception) -> EncodedReply:
+    """Return the HTTP reply for an error; the text of a foreign one is not sent."""
     failure = _failure_of(error)
     if failure is None:
         form: dict[str, Any] = {
@@ -328,10 +321,10 @@ def failure_parts(error: Exception) -> tuple[int, dict[str, str], bytes]:
         status = failure.status
         if failure.extra:
             form[failure.extra] = getattr(error, failure.extra)
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": BodyKind.JSON.value}
     if status in (500, 503, 507):
         headers["Retry-After"] = str(RETRY_AFTER_S)
-    return status, headers, dump(form, name="error")
+    return EncodedReply(status, headers, (dump(form, name="error"),))
 
 
 def read_failure(status: int, content_type: str, body: Incoming) -> Exception:

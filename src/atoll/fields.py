@@ -92,10 +92,9 @@ class FieldLanguage:
         """Return the rule for a whole number; true and 1.0 are none."""
 
         def read(value: object, path: str) -> int:
-            is_flag = isinstance(value, bool)
-            if isinstance(value, int) and not is_flag and low <= value <= high:
-                return int(value)
-            raise self.wrong(path, value, f"a whole number from {low} to {high}")
+            if type(value) is not int or not low <= value <= high:
+                raise self.wrong(path, value, f"a whole number from {low} to {high}")
+            return value
 
         return JsonField(int, read)
 

@@ -161,14 +161,8 @@ ROUTES = (
     # Every island runs that code: its author controls all islands.
     _tool("store_code", "PUT", "/code/{digest}", Role.OPERATOR, body=_ARCHIVE),
     _tool("control", "POST", "/control/{action}", Role.OPERATOR, body=_JSON),
-    # Digests of islands' keys, and updates that no island can publish again.
+    # Digests of islands' keys.
     _tool("belongings", "GET", "/belongings", Role.OPERATOR),
-    _tool(
-        "unclaimed_update",
-        "GET",
-        "/belongings/{fragment}/{round}/{island}",
-        Role.OPERATOR,
-    ),
     _tool("make_invite", "POST", "/invites", Role.OPERATOR),
     _tool("redeem_invite", "POST", "/invites/redeem", None, body=_JSON),
 )

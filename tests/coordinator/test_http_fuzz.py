@@ -123,7 +123,6 @@ def _operators(coordinator: Coordinator) -> list[Asking]:
         of_operator("POST", "/control/evict", token, {"island": "a"}),
         *(of_operator("POST", f"/control/{each}", token) for each in ("pause", "stop")),
         of_operator("GET", "/belongings", token),
-        of_operator("GET", "/belongings/0/1/a", token),
         of_operator("POST", "/invites", token),
         of_operator("POST", "/invites/redeem", token, {"code": "0" * 32}),
     ]

@@ -22,7 +22,7 @@ from atoll.exchange.bucket.documents import ControlDocument, packed
 from atoll.exchange.bucket.move import MovedRun, MoveOut
 from atoll.island.join import FollowingExchange, RunLocation
 from atoll.journal import Journal
-from atoll.protocol import JoinRequest
+from atoll.protocol import JoinRequest, Reception
 from atoll.protocol.events import MoveRequested
 from atoll.protocol.rounds import Phase
 from atoll.simulate import SimDisk
@@ -156,8 +156,8 @@ def test_what_has_come_can_go_on() -> None:
         assert (mine.slot, mine.key, mine.nonce) == (its.slot, its.key, its.nonce)
 
 
-def test_what_stands_in_open_rounds_comes_along() -> None:
-    """Of those who stay, of those who have left, and of the round after."""
+def test_what_the_gone_have_left_counts_before_the_run_comes() -> None:
+    """Who stays publishes again what it has under way, or carries it."""
     it = Journey().make(start_islands=2)
     (a, first), (b, second) = two_islands(it)
     a.publish(update_of(a, first, 1.0))
@@ -166,13 +166,14 @@ def test_what_stands_in_open_rounds_comes_along() -> None:
     b.leave("b", 1)
     service = it.come()
 
-    assert sorted(service.state.rounds[0].staged) == ["b"]
+    assert service.state.rounds[0].number == 3
     assert service.state.members.known["b"].has_left
-    a.publish(update_of(a, first, 1.0, round=2))
+    assert a.publish(update_of(a, first, 1.0, round=2)) is Reception.COMMITTED
     assert {name: each.name for name, each in verdicts_of(a, 2).items()} == {
-        "a": "COUNTED",
+        "a": "LATE",
         "b": "COUNTED",
     }
+    assert anchor_of(a) == -7.0  # the mean of 1 and 3, and 5
 
 
 def test_what_operators_have_said_is_in_force() -> None:
@@ -265,7 +266,7 @@ class Wrong:
 
     def __init__(self, out: MoveOut, **changes: Any) -> None:
         self._out, self._changes = out, changes
-        self.agreed, self.update, self.parts = out.agreed, out.update, out.parts
+        self.agreed, self.parts = out.agreed, out.parts
 
     def belongings(self) -> MovedRun:
         return replace(self._out.belongings(), **self._changes)

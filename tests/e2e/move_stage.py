@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,20 @@ from atoll.store import open_store
 from tests.e2e.places_again import rounds_at
 from tests.e2e.rounds_again import Again, Report, require_all_work, require_same_end
 from tests.e2e.stage import PATIENT_S, ROOT, Island, Settings, Stage, until
+
+
+def control(run: str, action: str, environment: Mapping[str, str]) -> None:
+    """Say `atoll control RUN ACTION`."""
+    subprocess.run(
+        [sys.executable, "-c", CONTROL, run, action],
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        timeout=PATIENT_S,
+        check=True,
+    )
+
+
+CONTROL = "import sys; from atoll.cli import main; main(['control', *sys.argv[1:]])"
 
 
 @dataclass
@@ -84,6 +99,11 @@ class MoveStage:
         return self.say(
             source or self.bucket, to.url, "--dir", str(to.directory), *options
         )
+
+    def control(self, action: str) -> None:
+        """Say `atoll control` about the run, wherever it is."""
+        run = self.coordinator.url if self._served else self.bucket
+        control(run, action, self._environment)
 
     def say(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Say `atoll move` with these words."""

@@ -1,7 +1,8 @@
 """Does all rounds of a run again that were closed at several places, one after another.
 
 Every round is taken from a place that knows its roster: a coordinator's journal, or a
-store. Places that share a round must agree on it.
+store. Places that share a round must agree on it, apart from a roster that came too
+late for a move.
 """
 
 from __future__ import annotations
@@ -104,16 +105,27 @@ def place_at(where: Path | str) -> Iterator[Place]:
 
 
 def headers_of(places: list[Place], fragment: int) -> Iterator[Header]:
-    """Yield the outcomes of a fragment's rounds, from the first on."""
+    """Yield the outcomes of a fragment's rounds, from the first on.
+
+    The last roster of a place does not count if it came too late for a move: then the
+    next place has another one.
+    """
     round = 1
     while True:
-        found = [each.header(fragment, round) for each in places]
-        known = [header for header in found if header is not None]
+        known = [
+            (place, header)
+            for place in places
+            if (header := place.header(fragment, round)) is not None
+        ]
         if not known:
             return
-        first = known[0]
-        for other in known:
+        _, last = known[-1]
+        same = [last]
+        for place, other in known[:-1]:
             said = (other.base, other.roster, other.outer)
-            assert said == (first.base, first.roster, first.outer)
-        yield next((header for header in known if header.is_sealed), first)
+            if said == (last.base, last.roster, last.outer):
+                same.append(other)
+            else:
+                assert place.header(fragment, round + 1) is None
+        yield next((header for header in same if header.is_sealed), last)
         round += 1

@@ -14,6 +14,7 @@ import pytest
 
 from atoll.exchange.bucket import keys
 from atoll.store import Store, open_store
+from tests.e2e.move_stage import control
 from tests.e2e.rounds_again import (
     Again,
     Report,
@@ -142,8 +143,28 @@ def test_an_island_may_leave_while_its_run_is_on_its_way(stage: Stage) -> None:
     assert reports["c"]["why"] == "terminated"
 
 
-def test_an_update_of_an_island_that_died_comes_along(stage: Stage) -> None:
-    """Its next life finds its name, and what it had published stands or counts."""
+@pytest.mark.parametrize("with_coordinator", [False, True])
+def test_work_of_an_island_that_has_left_counts_once(
+    stage: Stage, with_coordinator: bool
+) -> None:
+    """Its round closes before the run goes, though the coordinator dies meanwhile."""
+    a, b, c = started(stage)
+    control(stage.url, "pause", stage.environment)
+    c.signal(signal.SIGTERM)
+    assert c.wait()["why"] == "terminated"
+    move(stage, "--dies-at", "after:/control/move")
+    if with_coordinator:
+        stage.kill()
+        assert stage.serve()
+    assert move(stage).returncode == 0
+    control(store_of(stage)[0], "resume", stage.environment)
+
+    _, reports = ended_in_store(stage, [a, b, c])
+    assert reports["c"]["why"] == "terminated"
+
+
+def test_an_island_that_died_while_its_run_moves_begins_again(stage: Stage) -> None:
+    """Its next life finds its name at the run's new place."""
     a, b, c = started(stage)
     move(stage, "--dies-at", "after:/control/move")
     c.kill()

@@ -60,7 +60,6 @@ def test_islands_follow_their_run_to_a_coordinator(stage: MoveStage) -> None:
 POINTS = [
     pytest.param("before:say:move.", id="before islands are told"),
     pytest.param("after:say:move.", id="when the word is said"),
-    pytest.param("after:/roster", id="when one fragment is frozen"),
     pytest.param("after:disk:log/", id="when there is the beginning of a journal"),
     pytest.param("before:disk:states/1", id="before the states are whole"),
     pytest.param("after:disk:append log/", id="when the journal has its states"),
@@ -151,10 +150,28 @@ def test_an_island_may_leave_while_its_run_is_on_its_way(stage: MoveStage) -> No
     assert reports["c"]["why"] == "terminated"
 
 
-def test_an_update_of_an_island_that_died_comes_along(stage: MoveStage) -> None:
-    """Its next life is sent on by the store, and what it had published counts."""
+@pytest.mark.parametrize("point", ["before:/roster", "after:/roster", "after:say:move"])
+def test_work_of_an_island_that_has_left_counts_once(
+    stage: MoveStage, point: str
+) -> None:
+    """The move closes its round, though it dies before or after the roster is put."""
     a, b, c = started(stage)
-    stage.move("--dies-at", "after:/roster")
+    stage.control("pause")
+    c.signal(signal.SIGTERM)
+    assert c.wait()["why"] == "terminated"
+    assert stage.move("--dies-at", point).returncode == -signal.SIGKILL
+    assert stage.move().returncode == 0
+    stage.serve()
+    stage.control("resume")
+
+    reports = ended_at_coordinator(stage, [a, b, c])
+    assert reports["c"]["why"] == "terminated"
+
+
+def test_an_island_that_died_while_its_run_moves_begins_again(stage: MoveStage) -> None:
+    """Its next life is sent on by the store."""
+    a, b, c = started(stage)
+    stage.move("--dies-at", "after:say:move.")
     c.kill()
     assert stage.move().returncode == 0
     stage.serve()

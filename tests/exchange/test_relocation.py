@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from atoll.coordinator import Service
-from atoll.coordinator.move import moved_run_of, update_of
+from atoll.coordinator.move import moved_run_of
 from atoll.errors import (
     LeaseLost,
     OutcomeLost,
@@ -38,6 +38,7 @@ from atoll.protocol.events import (
     MoveRequested,
     PauseRequested,
     SettingsChanged,
+    Tick,
 )
 from atoll.settings import RunSettings
 from atoll.simulate import SimDisk
@@ -103,7 +104,6 @@ class Journey:
         arriving = MoveIn(self.store, self.time, self.belongings())
         arriving.bring(
             self.service.state_frame,
-            lambda left: update_of(self.service, left),
             self.service.journal.constants,
         )
         return arriving
@@ -195,18 +195,74 @@ def test_outcomes_of_the_last_rounds_come_along() -> None:
 
 
 def test_work_of_who_has_gone_comes_along() -> None:
-    """A departing update that waits for its round is in the store, and counts."""
-    it = begun(start_islands=2)
+    """A departing update that waits for its round counts before the run goes.
+
+    Below the quorum as well: nobody would publish it again.
+    """
+    it = begun(start_islands=2, quorum=2)
     a, b = it.island("a"), it.island("b")
     first, second = enter(a, "a"), enter(b, "b")
     a.publish(an_update(a, first, 1.0, kind=FrameKind.DEPARTING))
     a.leave("a", first.incarnation)
-    it.move()
+    missed = an_update(b, second, 3.0)
     beat(b, second, 0)
-    b.publish(an_update(b, second, 3.0))
+    it.move()
 
-    assert b.outcome(0, 1, wait_s=1.0) is not None
-    assert anchor_of(b) == -2.0
+    assert b.publish(missed) is Reception.COMMITTED
+    assert {name: each.name for name, each in verdicts_of(b, 1).items()} == {
+        "a": "COUNTED",
+        "b": "LATE",
+    }
+    assert anchor_of(b) == -1.0
+
+
+def test_a_move_closes_only_rounds_with_work_of_who_has_gone() -> None:
+    """Also while the run is paused, and also after a restart in between."""
+    it = begun(start_islands=2, quorum=2)
+    a, b, c = it.island("a"), it.island("b"), it.island("c")
+    joined = [enter(each, name) for each, name in ((a, "a"), (b, "b"), (c, "c"))]
+    b.publish(an_update(b, joined[1], 3.0))
+    it.say(PauseRequested(is_paused=True), MoveRequested(URL, NONCE))
+    assert it.service.state.rounds[0].number == 1
+    it.say(MoveCancelled(URL))
+    a.publish(an_update(a, joined[0], 1.0, kind=FrameKind.DEPARTING))
+    a.publish(an_update(a, joined[0], 5.0, round=2, kind=FrameKind.DEPARTING))
+    a.leave("a", joined[0].incarnation)
+    assert it.service.state.rounds[0].number == 1  # paused
+    it.say(MoveRequested(URL, NONCE))
+
+    assert it.service.state.rounds[0].number == 3
+    assert it.belongings().fragments[0].round == 2
+    it.bring().settle()
+    it.say(MoveCompleted(URL))
+    assert {name: each.name for name, each in verdicts_of(c, 1).items()} == {
+        "a": "COUNTED",
+        "b": "COUNTED",
+    }
+
+
+def test_a_coordinator_that_crashes_during_a_move_closes_what_it_has_to() -> None:
+    """The departed are on its disk; a live island publishes again where the run is."""
+    disk = SimDisk()
+    settings = plain_settings(start_islands=2, quorum=2)
+    it = Journey(Service.create(disk, settings, run="run", now_s=0.0), MemoryStore())
+    a, b = it.island("a"), it.island("b")
+    first, second = enter(a, "a"), enter(b, "b")
+    a.publish(an_update(a, first, 1.0, kind=FrameKind.DEPARTING))
+    a.leave("a", first.incarnation)
+    it.service.defer_to(lambda close: None, run_concurrently=never)  # too slow
+    missed = an_update(b, second, 3.0)
+    it.say(MoveRequested(URL, NONCE))
+    with pytest.raises(Unreachable, match="is being closed"):
+        it.belongings()
+    disk.crash()
+    it.service = Service.open(disk, now_s=3600.0)
+    it.service.change(Tick(), 7200.0)
+    moved_run = moved_run_of(it.service, 7200.0)
+
+    assert moved_run.fragments[0].round == 1
+    assert moved_run.fragments[0].counted[0].island == "a"
+    assert missed.header.round == 1
 
 
 def test_what_operators_have_said_comes_along() -> None:

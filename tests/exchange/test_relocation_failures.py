@@ -31,6 +31,7 @@ class Closable:
     def __init__(self, inner: RunLocation) -> None:
         self._inner, self.is_closed = inner, False
         self.stats: Callable[[], Stats] | None = None
+        self.unconfirmed = inner.unconfirmed
         self.moved: Callable[[RunMoved], None] | None = None
         self.before_state: Callable[[], object] = lambda: None
 

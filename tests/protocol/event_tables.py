@@ -188,7 +188,7 @@ EVENTS = DecisionTable(
         DecisionRow(
             ("MoveRequested",),
             "move; Persist, Respond",
-            "Meanwhile no round closes, and no island joins, leaves or publishes.",
+            "Only rounds close whose updates no island sends again.",
         ),
         DecisionRow(
             ("MoveCompleted",),

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from urllib.parse import quote
 
 import numpy as np
 
@@ -43,7 +42,6 @@ from atoll.exchange.bucket.move import (
     MovedRun,
     MoveIn,
     MoveOut,
-    UnclaimedUpdate,
     give_up,
     is_here,
     require_free,
@@ -125,7 +123,7 @@ class MoveToStore:
             self._copy_bundle(moved_run.settings.settings.run.bundle)
             self._copy_code()
             move_in = MoveIn(self._store, self._runtime, moved_run)
-            move_in.bring(self._state, self._update, self)
+            move_in.bring(self._state, self)
             move_in.settle()
         status = self._post_control("moved")
         self.is_moving = False
@@ -199,9 +197,6 @@ class MoveToStore:
     def _state(self, fragment: int) -> Frame:
         return self._frame(ROUTE["state"].target(fragment))
 
-    def _update(self, update: UnclaimedUpdate) -> Frame:
-        return self._frame(update_target(update))
-
     def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
         """Yield a constant that the coordinator has. Implements `Constants`."""
         target = ROUTE["constant"].target(constant.digest)
@@ -235,12 +230,6 @@ class MoveToStore:
                 if time.monotonic() > until_s:
                     raise
             time.sleep(PAUSE_S)
-
-
-def update_target(update: UnclaimedUpdate) -> str:
-    """Return the coordinator's route of an update that moves along."""
-    island = quote(update.island, safe="")
-    return f"/belongings/{update.fragment}/{update.round}/{island}"
 
 
 CONNECT_S = 2.0

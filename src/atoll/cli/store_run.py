@@ -14,6 +14,7 @@ import shlex
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -22,7 +23,7 @@ from typing import Any, Self
 from atoll import __version__
 from atoll.clock import Clock
 from atoll.coordinator.status import run_state, status_of
-from atoll.errors import Unreachable
+from atoll.errors import NoSuchObject, Unreachable
 from atoll.exchange.bucket import BucketReader, keys
 from atoll.exchange.bucket.create import require_there
 from atoll.exchange.bucket.documents import RosterDocument
@@ -125,9 +126,15 @@ class StoreObserver:
         self.look()
 
     def read_rosters(self, wanted: Sequence[tuple[int, int]]) -> list[RosterDocument]:
-        """Return the rosters of closed rounds, by fragment and round."""
-        reads = [partial(self.reader.roster, *key) for key in wanted]
-        return self._runtime.gather(reads) if reads else []
+        """Return the rosters of closed rounds, without those from before a move."""
+        reads = [partial(self._find_roster, *key) for key in wanted]
+        rosters = self._runtime.gather(reads) if reads else []
+        return [roster for roster in rosters if roster is not None]
+
+    def _find_roster(self, fragment: int, round: int) -> RosterDocument | None:
+        with suppress(NoSuchObject):
+            return self.reader.roster(fragment, round)
+        return None
 
     def pause(self, seconds: float) -> None:
         """Sleep by the observer's clock."""
@@ -325,7 +332,10 @@ def _older_rosters(observer: StoreObserver) -> Rosters:
         for number in range(max(1, round.number - num_rounds), round.number)
         if (round.fragment, number) not in view.rosters
     ]
-    return dict(zip(wanted, observer.read_rosters(wanted), strict=True))
+    return {
+        (roster.fragment, roster.round): roster
+        for roster in observer.read_rosters(wanted)
+    }
 
 
 def _verdicts(rosters: Rosters) -> Mapping[str, Mapping[str, Any]]:

@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.coordinator.commit import as_departing
 from atoll.coordinator.service import Service
 from atoll.disk import Disk, SystemDisk, sync_directory
 from atoll.errors import CorruptError, NoSuchFile, OutcomeLost, Unreachable, UsageError
@@ -33,10 +32,9 @@ from atoll.exchange.bucket.documents import (
     RosterDocument,
     RunDocument,
     SettingsDocument,
-    StandingUpdate,
 )
 from atoll.exchange.bucket.large_objects import constants_of
-from atoll.exchange.bucket.move import FragmentProgress, MovedRun, UnclaimedUpdate
+from atoll.exchange.bucket.move import FragmentProgress, MovedRun
 from atoll.exchange.bucket.states import BASES, ROSTERS, counted_progress
 from atoll.journal import (
     CountedRecord,
@@ -48,6 +46,7 @@ from atoll.journal import (
 )
 from atoll.journal import LeftRecord as HasLeft
 from atoll.protocol import Heartbeat, Phase, TensorSpec
+from atoll.protocol.coordinator import unmovable
 from atoll.protocol.membership import EVICTED, Member
 from atoll.protocol.model import bytes_of
 from atoll.protocol.operators import END_ROUNDS, NO_ROUND, end_of
@@ -60,7 +59,7 @@ from atoll.security.private_files import (
 )
 from atoll.settings import RunSettings
 from atoll.weights import Layout, lay_out, require_state, terms_of
-from atoll.wire import FrameKind, verify_body
+from atoll.wire import verify_body
 from atoll.wire.digests import Bytes
 
 JOURNAL, ARRIVING, TICKET = "journal", "journal.arriving", "move.json"
@@ -227,8 +226,8 @@ def _route(ticket: Ticket) -> tuple[str, str]:
     return ticket.source, ticket.target
 
 
-def moved_run_of(service: Service, now_s: float) -> MovedRun:
-    """Return the description of a moved run, without weights and updates.
+def moved_run_of(service: Service, _: float) -> MovedRun:
+    """Return the description of a moved run, without weights.
 
     Raises:
         UsageError: the run is not being moved.
@@ -237,8 +236,8 @@ def moved_run_of(service: Service, now_s: float) -> MovedRun:
     state, created = service.state, service.journal.recorded.created
     if state.move is None:
         raise UsageError("The run is not being moved. Move it first.")
-    if any(round.phase is Phase.CLOSING for round in state.rounds):
-        raise Unreachable("A round is being committed. Ask again.")
+    if unmovable(state) or any(round.phase is Phase.CLOSING for round in state.rounds):
+        raise Unreachable("A round is being closed. Ask again.")
     assert created is not None
     assert state.model is not None
     settings = SettingsDocument(
@@ -263,7 +262,6 @@ def moved_run_of(service: Service, now_s: float) -> MovedRun:
             _progress(service, member) for member in range(len(state.rounds))
         ),
         rosters=tuple(_rosters(service)),
-        left=tuple(_left(service, now_s)),
     )
 
 
@@ -273,22 +271,6 @@ def _constants(service: Service) -> tuple[str, ...]:
         constant.digest for constant in service.catalogue.there if bytes_of(constant)
     }
     return tuple(sorted(stored))
-
-
-def update_of(service: Service, unclaimed: UnclaimedUpdate) -> Frame:
-    """Return an update that moves with the run.
-
-    Raises:
-        UsageError: there is none.
-    """
-    frame = service.staged.get((unclaimed.fragment, unclaimed.round, unclaimed.island))
-    if frame is None:
-        raise UsageError(
-            f"No update of island {unclaimed.island!r} stands for round "
-            f"{unclaimed.round} of "
-            f"fragment {unclaimed.fragment}."
-        )
-    return frame
 
 
 def _controls(service: Service, settings: RunSettings) -> Iterator[ControlDocument]:
@@ -311,25 +293,14 @@ def _controls(service: Service, settings: RunSettings) -> Iterator[ControlDocume
 
 
 def _member(service: Service, member: Member) -> MemberDocument:
-    """Return the document of a member: every open round waits for it.
-
-    The island that closes a round reads the updates in `stands`.
-    """
-    stands = [
-        StandingUpdate(
-            fragment=fragment, round=round, incarnation=frame.header.incarnation
-        )
-        for (fragment, round, island), frame in service.staged.items()
-        if island == member.island
-        and (member.has_left or frame.header.incarnation < member.incarnation)
-    ]
+    """Return the document of a member: every open round waits for it."""
     return MemberDocument(
         run=service.state.run,
         slot=member.slot,
         key=member.key,
         nonce=member.nonce,
         opened=(),
-        stands=tuple(stands),
+        stands=(),
         beats=0,
         has_left=member.has_left,
         beat=Heartbeat(
@@ -370,22 +341,11 @@ def _rosters(service: Service) -> Iterator[RosterDocument]:
             )
 
 
-def _left(service: Service, now_s: float) -> Iterator[UnclaimedUpdate]:
-    """Yield the updates whose islands will not publish them again."""
-    members = service.state.members
-    live = members.live(now_s)
-    for (fragment, round, island), frame in service.staged.items():
-        header = frame.header
-        is_its = header.incarnation == members.known[island].incarnation
-        if header.kind is FrameKind.DEPARTING or island not in live or not is_its:
-            yield UnclaimedUpdate(fragment=fragment, round=round, island=island)
-
-
 class Source(Protocol):
     """The source of a move; nothing changes there meanwhile."""
 
     def belongings(self) -> MovedRun:
-        """Return the description of the run, without weights and updates."""
+        """Return the description of the run, without weights."""
         ...
 
     def state(self, fragment: int) -> Frame:
@@ -398,10 +358,6 @@ class Source(Protocol):
 
     def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
         """Yield a described constant, in parts."""
-        ...
-
-    def update(self, unclaimed: UnclaimedUpdate) -> Frame:
-        """Return a described update."""
         ...
 
 
@@ -433,10 +389,6 @@ def receive(disk: Disk, source: Source) -> None:
     _record_controls(journal, moved)
     for member in sorted(moved.members, key=lambda document: document.slot):
         _join(journal, moved, member)
-    for unclaimed in moved.left:
-        frame = as_departing(source.update(unclaimed))
-        verify_body(frame.header, frame.body)
-        journal.stage(frame.header, frame.body)
     journal.sync()
     Service.open(disk, now_s=0.0)
 

@@ -13,20 +13,19 @@ from atoll.bundle.archive import MAX_CODE_BYTES
 from atoll.coordinator.anchor_file import CONTENT_TYPE as SAFETENSORS
 from atoll.coordinator.anchor_file import AnchorFiles
 from atoll.coordinator.directory import CodeFiles
-from atoll.coordinator.move import moved_run_of, update_of
+from atoll.coordinator.move import moved_run_of
 from atoll.coordinator.routes import as_response, keep_until_sent
 from atoll.coordinator.threads import ThreadedService
 from atoll.errors import Refused, UsageError
-from atoll.exchange.api import EncodedReply, RequestHead, json_answer
+from atoll.exchange.api import RequestHead, json_answer
 from atoll.exchange.api.fields import (
     SEE,
     hexed,
     load,
 )
-from atoll.exchange.api.frames import buffers_of
 from atoll.exchange.api.replies import TARGET
 from atoll.exchange.api.request_head import whole_text
-from atoll.exchange.bucket.move import MOVED_RUN, UnclaimedUpdate
+from atoll.exchange.bucket.move import MOVED_RUN
 from atoll.http import DeferredResponse, FilePart, Request, Response, as_json, ranged
 from atoll.protocol.events import (
     Event,
@@ -129,16 +128,6 @@ class Operators:
         """Answer with the description of a run that is being moved."""
         moved = self._threaded_service.change_by(moved_run_of)
         return as_response(json_answer(MOVED_RUN.write(moved), name="belongings"))
-
-    def unclaimed_update(self, request: Request, head: RequestHead) -> Response:
-        unclaimed = UnclaimedUpdate(
-            fragment=head.fragment, round=head.round, island=head.island
-        )
-        frame = self._threaded_service.change_by(
-            lambda service, _: update_of(service, unclaimed)
-        )
-        headers = {"Content-Type": BodyKind.FRAME.value}
-        return as_response(EncodedReply(200, headers, buffers_of(frame)))
 
     def events(
         self, request: Request, head: RequestHead

@@ -125,6 +125,8 @@ class Routes:
         """Return the answer to a request that may use its route."""
         head = api.read_head(match, request.query, request.headers)
         api.require_run(request.headers, self._context.run)
+        if head.route.is_call:
+            require_here(self._context.threaded_service.look()[0])
         self._require_proof(request, head)
         return self._handlers[head.route.name](request, head)
 
@@ -140,7 +142,6 @@ class Routes:
         if claim is None:
             return
         state, _ = self._context.threaded_service.look()
-        require_here(state)
         island, incarnation = claim.identity.island, claim.identity.incarnation
         member = state.members.require_life(island, incarnation)
         key, run = member.key, self._context.run
@@ -298,7 +299,6 @@ class Routes:
         return body
 
     def state(self, request: Request, head: api.RequestHead) -> Response:
-        require_here(self._context.threaded_service.look()[0])
         file = self._context.states.newest(head.fragment)
         part = FilePart(file=file.handle, length=file.size_bytes)
         headers = {"Content-Type": BodyKind.FRAME.value}
@@ -307,7 +307,6 @@ class Routes:
         return replace(response, done=partial(keep_until_sent, file))
 
     def constants(self, request: Request, head: api.RequestHead) -> Response:
-        require_here(self._context.threaded_service.look()[0])
         catalogue = self._context.threaded_service.change_by(
             lambda service, _: service.catalogue
         )
@@ -316,7 +315,6 @@ class Routes:
     def constant(self, request: Request, head: api.RequestHead) -> Response:
         """Send a constant from its file, which never changes."""
         state, _ = self._context.threaded_service.look()
-        require_here(state)
         constants = self._context.journal.constants
         constant = keepable(state.model).get(head.digest) if state.model else None
         if constant is None or not has(constants.complete, constant):

@@ -451,7 +451,6 @@ class Service:
             Refused: the agreed frame is not the outcome of the round.
             Unreachable: no round closes now: ask again.
         """
-        require_here(self.state)
         self.state.members.require(call.island, call.incarnation)
         question = calls.OutcomeCall(call.fragment, call.round, has_body=False)
         over = self._outcome(question, now_s)

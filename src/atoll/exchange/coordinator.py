@@ -84,7 +84,9 @@ class CoordinatorExchange:
         self._fragments = 0
         self._has_joined = False
         self._has_beaten = False
-        self._unconfirmed: dict[tuple[int, int], Frame] = {}
+        self.unconfirmed: dict[tuple[int, int], Frame] = {}
+        """The island's updates without an outcome, by fragment and round."""
+
         self._receipts = ReceiptCache()
 
     def join(self, request: protocol.JoinRequest) -> protocol.JoinReply:
@@ -136,7 +138,7 @@ class CoordinatorExchange:
             case FrameKind.AGREED:
                 self._outcomes.append(header)
             case _:
-                self._unconfirmed[header.fragment, header.round] = frame
+                self.unconfirmed[header.fragment, header.round] = frame
                 return cast(
                     protocol.Reception,
                     self._ask(calls.PublishCall(frame, self._full_beat())),
@@ -198,7 +200,7 @@ class CoordinatorExchange:
         reply = self._ask(calls.OutcomeCall(fragment, round, wait_s, beat))
         if isinstance(reply, Outcome):
             self.note_receipts(reply)
-            self._unconfirmed.pop((fragment, round), None)
+            self.unconfirmed.pop((fragment, round), None)
             self._position = reply.position
             return reply
         self._position = cast(protocol.Position | None, reply) or self._position
@@ -253,7 +255,7 @@ class CoordinatorExchange:
             self._send_again(fragment, position.rounds[fragment])
 
     def _send_again(self, fragment: int, round: int) -> None:
-        frame = self._unconfirmed.get((fragment, round))
+        frame = self.unconfirmed.get((fragment, round))
         if (
             frame
             and self._ask(calls.OfferCall(frame.header)) is protocol.Reception.WANTED

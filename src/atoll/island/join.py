@@ -7,24 +7,34 @@ new one is open. Code for coordinators and stores is imported only for such a ru
 `FollowingExchange` follows a run to another address.
 Rule 1: a call that is answered with `RunMoved` is repeated at the new address. Rounds,
         bases and digests there are the same.
-Rule 2: an update is kept until its outcome is known. An update that was not confirmed
-        at the old address is published again at the new one, before any other call.
+Rule 2: the island joins as at a coordinator that restarted, as the same incarnation.
+        Updates that were not confirmed at the old address are published again before
+        any other call.
 Rule 3: an island that cannot reach the new address keeps its work, reports the reason,
         and retries: only an incarnation that has a successor there ends.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from atoll import protocol
 from atoll.clock import Clock, SystemClock
-from atoll.errors import Unreachable, UsageError
-from atoll.exchange import MemoryRun
+from atoll.errors import (
+    AtollError,
+    LeaseLost,
+    Refused,
+    RunMoved,
+    Unreachable,
+    UsageError,
+)
+from atoll.exchange import Frame, MemoryRun, Outcome
 from atoll.exchange.base import Constants, Keeper, KeepingExchange
 from atoll.island import environment
 from atoll.island.base import IslandMemory, ParameterView
@@ -32,7 +42,6 @@ from atoll.island.entry import PublishConstants
 from atoll.island.host import Host
 from atoll.island.saved_state import SavedIsland
 from atoll.island.signals import Interrupted, Termination, use_exit_codes
-from atoll.protocol import JoinRequest, ModelSpec
 from atoll.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -40,23 +49,8 @@ if TYPE_CHECKING:
     from atoll.island.connection import CollectiveConnection, CoordinatorConnection
     from atoll.island.store_connection import StoreConnection
 
-
-import logging
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
-from typing import TypeVar
-
-from atoll.errors import AtollError, LeaseLost, OutcomeLost, Refused, RunMoved
-from atoll.exchange.base import Frame, Outcome
-from atoll.protocol import (
-    Heartbeat,
-    JoinReply,
-    Position,
-    Reception,
-    Stats,
-)
-from atoll.wire import FrameKind
+T = TypeVar("T")
+log = logging.getLogger("atoll")
 
 _NEVER = 2**31 - 1
 
@@ -82,7 +76,7 @@ class EarlierIncarnation(Protocol):
 def join_run(
     run: MemoryRun | CollectiveRun | str | None,
     view: ParameterView,
-    model: ModelSpec,
+    model: protocol.ModelSpec,
     *,
     island: str | None,
     keeping: EarlierIncarnation | None = None,
@@ -111,7 +105,7 @@ def join_run(
     if isinstance(run, MemoryRun):
         request = _request(model, island, keeping, bundle)
         joining = _JoiningIsland(request, keeping, memory, constants)
-        return joining.host(run, view, leaving=nullcontext())
+        return joining.host(run, view, leaving=ExitStack())
     if not run:
         raise UsageError(
             "run='' names no run. Pass a coordinator's address, an object store's URL, "
@@ -129,7 +123,7 @@ def join_run(
 class _JoiningIsland:
     """The parts of an island that is about to join or to resume."""
 
-    request: JoinRequest
+    request: protocol.JoinRequest
     keeping: EarlierIncarnation | None
     memory: IslandMemory | None
     constants: Constants | None
@@ -168,16 +162,18 @@ def is_alone(run: object) -> bool:
 
 
 def _request(
-    model: ModelSpec,
+    model: protocol.ModelSpec,
     island: str | None,
     keeping: EarlierIncarnation | None,
     bundle: str,
-) -> JoinRequest:
+) -> protocol.JoinRequest:
     """Return the join request, with the island's name of the checkpoint if any."""
     saved = keeping.saved if keeping else None
     name = saved.island if island is None and saved else island
     returns = keeping is not None and keeping.is_exact
-    return JoinRequest(model=model, island=name, returns=returns, bundle=bundle)
+    return protocol.JoinRequest(
+        model=model, island=name, returns=returns, bundle=bundle
+    )
 
 
 def _join_remote(
@@ -330,16 +326,18 @@ class RunConnection:
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
 """Pause between two attempts to join at the new address; doubled each time."""
 
-T = TypeVar("T")
-log = logging.getLogger("atoll")
-
 
 class RunLocation(KeepingExchange, Protocol):
     """An exchange with a run at one address, as one island uses it."""
 
-    stats: Callable[[], Stats] | None
+    stats: Callable[[], protocol.Stats] | None
     moved: Callable[[RunMoved], None] | None
     """Called in the background when a heartbeat learns that the run has moved."""
+
+    @property
+    def unconfirmed(self) -> Mapping[tuple[int, int], Frame]:
+        """The island's updates without an outcome, by fragment and round."""
+        ...
 
 
 Open = Callable[[str], RunLocation]
@@ -354,75 +352,62 @@ class FollowingExchange:
     ) -> None:
         self._open, self._pause = open, pause
         self._lock = threading.Lock()
-        self._stats: Callable[[], Stats] | None = None
-        self._request: JoinRequest | None = None
-        self._beat: Heartbeat | None = None
-        self._unconfirmed: dict[tuple[int, int], Frame] = {}
+        self._stats: Callable[[], protocol.Stats] | None = None
+        self._request: protocol.JoinRequest | None = None
+        self._beat: protocol.Heartbeat | None = None
+        self._unconfirmed: tuple[Frame, ...] = ()
+        """Those of the exchange before, until all are published at the new address."""
+
         self._last_warning = ""
         self._location: RunLocation | str = self._watched(location)
         """The exchange with the run; or the run's URL, until one is open."""
 
     @property
-    def stats(self) -> Callable[[], Stats] | None:
+    def stats(self) -> Callable[[], protocol.Stats] | None:
         """Returns the island's statistics; called for each heartbeat that is sent."""
         return self._stats
 
     @stats.setter
-    def stats(self, stats: Callable[[], Stats] | None) -> None:
+    def stats(self, stats: Callable[[], protocol.Stats] | None) -> None:
         self._stats, location = stats, self._location
         if not isinstance(location, str):
             location.stats = stats
 
-    def join(self, request: JoinRequest) -> JoinReply:
+    def join(self, request: protocol.JoinRequest) -> protocol.JoinReply:
         reply = self._call(lambda location: location.join(request))
         self._request = replace(
             request, island=reply.island, incarnation=reply.incarnation, after=0
         )
         return reply
 
-    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
+    def heartbeat(
+        self, beat: protocol.Heartbeat, *, at_once: bool = False
+    ) -> protocol.Position:
         self._beat = beat
         return self._call(lambda location: location.heartbeat(beat, at_once=at_once))
 
-    def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
+    def keep(
+        self,
+        joined: protocol.JoinReply,
+        model: protocol.ModelSpec,
+        constants: Constants,
+    ) -> None:
         """Have the run keep the founder's constants. Implements `Keeper`."""
         self._call(lambda location: location.keep(joined, model, constants))
 
-    def publish(self, frame: Frame) -> Reception:
-        header = frame.header
-        if header.kind not in (FrameKind.STATE, FrameKind.AGREED):
-            self._remember(frame)
+    def publish(self, frame: Frame) -> protocol.Reception:
         return self._call(lambda location: location.publish(frame))
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
-        try:
-            outcome = self._call(
-                lambda location: location.outcome(fragment, round, wait_s=wait_s)
-            )
-        except OutcomeLost:
-            self._unconfirmed.pop((fragment, round), None)
-            raise
-        if outcome is not None:
-            self._unconfirmed.pop((fragment, round), None)
-        return outcome
+        return self._call(
+            lambda location: location.outcome(fragment, round, wait_s=wait_s)
+        )
 
     def state(self, fragment: int) -> Frame:
         return self._call(lambda location: location.state(fragment))
 
     def leave(self, island: str, incarnation: int) -> None:
         self._call(lambda location: location.leave(island, incarnation))
-
-    def _remember(self, frame: Frame) -> None:
-        """Keep an update that may have to be published again.
-
-        An island that publishes for a round knows the outcome of the round before the
-        last one, so older updates are dropped.
-        """
-        fragment, round = frame.header.fragment, frame.header.round
-        for key in list(self._unconfirmed):
-            if key[0] == fragment and key[1] < round - 1:
-                self._unconfirmed.pop(key, None)
-        self._unconfirmed[fragment, round] = frame
 
     def _call(self, act: Callable[[RunLocation], T]) -> T:
         while True:
@@ -462,6 +447,7 @@ class FollowingExchange:
                 return
             if not isinstance(location, str):
                 log.warning("the run has moved to %s: this island follows", target)
+                self._unconfirmed = tuple(location.unconfirmed.values())
             self._location = target
             self._location = self._arrive(target)
 
@@ -481,14 +467,14 @@ class FollowingExchange:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _enter(self, target: str) -> RunLocation:
-        """Return the new exchange: same incarnation, same unconfirmed updates."""
+        """Return the new exchange, joined by the same incarnation."""
         location = self._watched(self._open(target))
         if self._request is None:
             return location
         location.join(self._request)
         if self._beat is not None:
             location.heartbeat(self._beat)
-        for frame in list(self._unconfirmed.values()):
+        for frame in self._unconfirmed:
             try:
                 location.publish(frame)
             except Refused as exc:  # only the outcome decides which updates count

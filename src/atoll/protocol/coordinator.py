@@ -86,8 +86,15 @@ def _settle(state: CoordinatorState, now_s: float) -> events.Result:
     if state.is_observed:
         return observer.settle(state, now_s), []
     members, settings = state.members, state.settings
-    due = [round for round in state.rounds if round.can_close(members, settings, now_s)]
-    if not due or state.is_held or not all_heard(members, now_s):
+    if state.move is not None:
+        due = unmovable(state)
+    elif state.is_paused:
+        due = []
+    else:
+        due = [
+            round for round in state.rounds if round.can_close(members, settings, now_s)
+        ]
+    if not due or not all_heard(members, now_s):
         return state, []
     actions: list[events.Action] = []
     for round in due:
@@ -108,14 +115,34 @@ def _settle(state: CoordinatorState, now_s: float) -> events.Result:
     return state, actions
 
 
+def unmovable(state: CoordinatorState) -> list[Round]:
+    """Return the open rounds that close before the run moves.
+
+    They have updates that no island will send to the run's new address. Their number
+    never grows while the run moves, because nothing is published then.
+    """
+    return [
+        round
+        for round in state.rounds
+        if round.phase is Phase.OPEN and round.is_abandoned(state.members)
+    ]
+
+
 def _start(state: CoordinatorState, now_s: float) -> CoordinatorState:
-    """Open the first rounds once `start_islands` joined, or left their work."""
+    """Open the first rounds once `start_islands` joined, or left their work.
+
+    Also if the run moves and one of them has updates that no island sends again.
+    """
     # Fragments of an observed run may start one by one, as their rosters are seen.
     if not state.rounds or (state.has_started and not state.is_observed):
         return state
     live = state.members.live(now_s)
     taking_part = live.union(*(round.staged for round in state.rounds))
-    if not state.has_started and len(taking_part) < state.settings.run.start_islands:
+    is_enough = len(taking_part) >= state.settings.run.start_islands
+    has_to_close = state.move is not None and any(
+        round.is_abandoned(state.members) for round in state.rounds
+    )
+    if not (state.has_started or is_enough or has_to_close):
         return state
     rounds = tuple(
         round.opening(state.members, now_s) if round.phase is Phase.WAITING else round

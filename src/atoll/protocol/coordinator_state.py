@@ -106,7 +106,7 @@ class CoordinatorState:
     """How often an operator has asked islands to save, since the coordinator began."""
 
     move: Move | None = None
-    """By an operator: nothing closes, and nothing else changes."""
+    """By an operator: only rounds close that hold work of islands that have left."""
 
     joins: TokenBucket = JOINS
     """Rate limit of new incarnations: each is a durable record."""

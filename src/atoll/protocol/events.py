@@ -147,7 +147,7 @@ class SaveRequested:
 
 @dataclass(frozen=True)
 class MoveRequested:
-    """An operator moves the run: nothing changes until the move is complete."""
+    """An operator moves the run: it stops until the move is complete."""
 
     target: str
     nonce: str

@@ -4,9 +4,10 @@ A run ends with a last round: by its settings, by the tokens that counted, or be
 operator stops it; the lowest of them is the last. Rounds beyond it end without opening.
 
 A run that moves to another place:
-Rule 1: from `MoveRequested` on no change happens that would have to be moved too: no
-        round closes, no island joins, publishes or leaves. The answer to such a request
-        is to ask again.
+Rule 1: from `MoveRequested` on no island joins, publishes or leaves; the answer to
+        such a request is to ask again. Rounds with updates that no island will send
+        again close immediately, even below the quorum, and no other round closes:
+        their islands publish at the new place.
 Rule 2: from `MoveCompleted` on every island is redirected to the new place permanently.
         Before that `MoveCancelled` undoes the move, for an operator who has made sure
         that the run has not arrived.
@@ -254,7 +255,7 @@ def require_still(state: CoordinatorState, event: events.Event) -> None:
 def move(
     state: CoordinatorState, event: events.MoveRequested, now_s: float
 ) -> events.Result:
-    """Freeze the run, so that it can be moved."""
+    """Stop the run, so that it can be moved."""
     if state.move is not None:
         _require_same(state.move, event.target)
         return state, [events.Respond(state.position(now_s))]

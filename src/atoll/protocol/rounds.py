@@ -200,6 +200,18 @@ class Round:
                 return False
         return True
 
+    def is_abandoned(self, members: Members) -> bool:
+        """Return whether the round has an update that no island will send again.
+
+        It departed, its island has left, or a later incarnation waits for its outcome.
+        """
+        return bool(self.ahead) or any(
+            header.kind is FrameKind.DEPARTING
+            or members.known[island].has_left
+            or header.incarnation < members.known[island].incarnation
+            for island, header in self.staged.items()
+        )
+
     def close(self, roster: Roster) -> Round:
         """Freeze the staged set: from here on the round can only be committed."""
         assert self.phase is Phase.OPEN

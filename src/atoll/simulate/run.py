@@ -318,7 +318,7 @@ class CoordinatorTopology:
         exchange = CoordinatorExchange(
             line, key=process.name.encode(), nonce=str(number).encode()
         )
-        ports.incarnation.num_unconfirmed = lambda: len(exchange._unconfirmed)
+        ports.incarnation.num_unconfirmed = lambda: len(exchange.unconfirmed)
         return exchange
 
 
@@ -394,7 +394,7 @@ class BucketExchangeFactory:
             nonce=f"{process.name}.{number}".encode(),
             state_rounds=STATE_ROUNDS,
         )
-        ports.incarnation.num_unconfirmed = lambda: len(exchange._outcomes.own_updates)
+        ports.incarnation.num_unconfirmed = lambda: len(exchange.unconfirmed)
         return WatchedExchange(exchange, runtime, ports)
 
     def _open_reader(self, store: WatchedStore, runtime: SimRuntime) -> BucketReader:

@@ -13,18 +13,19 @@ from atoll.coordinator.status import status_of
 from atoll.errors import RunMoved, UsageError
 from atoll.exchange import Frame
 from atoll.exchange.api.fields import MAX_LARGE_BYTES, dump, load
-from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
-from atoll.exchange.bucket.move import (
-    MOVED_RUN,
-    MovedRun,
-    MoveIn,
-    MoveOut,
-    UnclaimedUpdate,
-)
+from atoll.exchange.bucket import BucketReader, StoreExchange, keys
+from atoll.exchange.bucket.move import MOVED_RUN, MovedRun, MoveIn, MoveOut
 from atoll.island.join import FollowingExchange, RunLocation
 from atoll.protocol import Heartbeat, JoinRequest, Reception
 from atoll.store import Data, FileStore, MemoryStore, ProbedStore, Store, StoreTraits
-from atoll.testing.fixtures import MODEL, WaitingTime, anchor_of, enter, update_of
+from atoll.testing.fixtures import (
+    MODEL,
+    WaitingTime,
+    anchor_of,
+    enter,
+    update_of,
+    verdicts_of,
+)
 from atoll.wire import FrameKind
 from tests.exchange.bucket.test_attacks import (
     URL,
@@ -82,7 +83,7 @@ def later(time: WaitingTime, seconds: float, act: Callable[[], object]) -> None:
 
 
 def test_all_that_a_run_has_comes_along() -> None:
-    """Settings as they were set, who is who, what has counted, and what has not."""
+    """Settings as they were set, who is who, and what has counted."""
     beach = Beach(start_islands=2)
     a, _, a_joined = beach.join("a")
     b, _, b_joined = beach.join("b")
@@ -116,14 +117,12 @@ def test_all_that_a_run_has_comes_along() -> None:
     ]
     assert len(progress.bases) == 3
     assert [each.round for each in found.rosters] == [2, 3]
-    assert found.left == (UnclaimedUpdate(fragment=0, round=4, island="a"),)
-    assert out.update(found.left[0]).header.base == out.state(0).header.base
     assert out.state(0).header.round == 3
     assert out.agreed(0, 3).header.roster == found.rosters[1].roster
 
 
-def test_what_departed_ahead_comes_along() -> None:
-    """For the round after the open one, of who has left."""
+def test_what_departed_ahead_counts_before_the_run_goes() -> None:
+    """For the round after the open one, of who has left, and of whom no list tells."""
     beach = Beach(start_islands=2)
     a, _, a_joined = beach.join("a")
     beach.join("b")
@@ -135,7 +134,10 @@ def test_what_departed_ahead_comes_along() -> None:
     out = way_out(beach, late)
     out.begin(TARGET, NONCE)
 
-    assert out.belongings().left == (UnclaimedUpdate(fragment=0, round=2, island="a"),)
+    found = out.belongings()
+    assert found.fragments[0].round == 2
+    counted = [[e.island for e in each.roster.counted] for each in found.rosters]
+    assert counted == [[], ["a"]]
 
 
 def test_who_is_on_no_list_comes_along() -> None:
@@ -173,8 +175,8 @@ class Slow(Hooked):
             self.inner.put_new(self.key, parts)
 
 
-def test_a_round_that_closes_while_it_is_frozen_is_over() -> None:
-    """Whoever is first decides; then the next round is frozen."""
+def test_a_round_that_closes_after_the_word_and_before_the_look_comes_along() -> None:
+    """Its roster was on its way when the move began."""
     beach = Beach(start_islands=1)
     slow = Slow(beach.store, keys.roster(0, 1))
     reader = BucketReader.open(slow, beach.time, url=URL)
@@ -182,26 +184,57 @@ def test_a_round_that_closes_while_it_is_frozen_is_over() -> None:
     a.publish(update_of(a, enter(a, "a"), 1.0))
     assert slow.under_way
     store = Hooked(beach.store)
-    store.before = once("put_new", keys.roster(0, 1), slow.arrives)
+    store.after = once("put_new", keys.control(1), slow.arrives)
     out = way_out(beach, store)
     out.begin(TARGET, NONCE)
 
     assert out.belongings().fragments[0].round == 1
-    found = documents.fetch(beach.store, documents.ROSTER, keys.roster(0, 2))
-    assert found.move == 1
+    assert a.outcome(0, 1, wait_s=0.0) is None  # until the move is decided
 
 
-def test_who_does_not_know_of_a_move_cannot_close() -> None:
-    """Its roster is on its way while the round is frozen."""
+@pytest.mark.parametrize("has_stayed", [False, True])
+def test_a_roster_that_comes_too_late_for_a_move_is_not_applied(
+    has_stayed: bool,
+) -> None:
+    """Nobody has adopted its outcome, so the round may be closed where the run goes.
+
+    It counts if the run stays.
+    """
+    beach = Beach(start_islands=1)
+    a, store, joined = beach.join("a")
+    outs: list[MoveOut] = []
+
+    def copies() -> None:
+        outs.append(way_out(beach))
+        outs[0].begin(TARGET, NONCE)
+        assert outs[0].belongings().fragments[0].round == 0
+
+    store.before = once("put_new", keys.roster(0, 1), copies)
+    a.publish(update_of(a, joined, 1.0))
+    assert beach.store.get(keys.roster(0, 1))
+    assert a.outcome(0, 1, wait_s=0.0) is None
+    assert a._reader.view.number(0) == 1
+    assert way_out(beach).settle() is False  # it has not begun that move
+    if has_stayed:
+        assert outs[0].stay()
+        assert a.outcome(0, 1, wait_s=0.0) is not None
+        assert anchor_of(a) == -1.0
+        return
+    assert outs[0].settle()
+    with pytest.raises(RunMoved):
+        a.outcome(0, 1, wait_s=0.0)
+
+
+def test_a_run_that_stays_goes_on_from_the_rounds_that_were_closed() -> None:
+    """The next move takes a round along whose roster came too late for the last."""
     beach = Beach(start_islands=1)
     a, store, joined = beach.join("a")
     store.before = once("put_new", keys.roster(0, 1), lambda: begins(beach))
     a.publish(update_of(a, joined, 1.0))
-
-    assert a.outcome(0, 1, wait_s=0.0) is None
-    assert a._reader.view.number(0) == 1
-    assert way_out(beach).settle() is False  # it has not begun that move
-    assert way_out(beach).begin(TARGET, NONCE).nonce == NONCE
+    stays(beach)
+    out = way_out(beach)
+    out.begin(TARGET, NONCE)
+    assert out.belongings().fragments[0].round == 1
 
 
 def test_everybody_is_sent_on_once_the_run_has_moved() -> None:
@@ -256,7 +289,7 @@ def test_who_joined_while_a_move_began_is_sent_on() -> None:
 
 
 @pytest.mark.parametrize("has_stayed", [False, True])
-def test_what_departs_into_a_frozen_round_waits_for_the_word(has_stayed: bool) -> None:
+def test_what_departs_during_a_move_waits_for_the_word(has_stayed: bool) -> None:
     """It is published where the run is: nobody else would."""
     beach = Beach(start_islands=2)
     a, _, a_joined = beach.join("a")
@@ -271,6 +304,7 @@ def test_what_departs_into_a_frozen_round_waits_for_the_word(has_stayed: bool) -
         return
     assert a.publish(last) is Reception.STAGED
     a.leave("a", 1)
+    beach.time.sleep(6.0)  # until b has read that the run stays
     b.publish(update_of(b, b_joined, 3.0))
     assert b.outcome(0, 1, wait_s=1.0) is not None
     assert anchor_of(b) == -2.0  # the mean of 1 and 3
@@ -287,7 +321,7 @@ def test_a_farewell_that_a_move_may_have_missed_is_said_again_elsewhere() -> Non
         a.leave("a", 1)
 
 
-def thaws(beach: Beach, times: int = 1) -> None:
+def goes_and_stays(beach: Beach, times: int = 1) -> None:
     for _ in range(times):
         out = way_out(beach)
         out.begin(TARGET, NONCE)
@@ -296,36 +330,25 @@ def thaws(beach: Beach, times: int = 1) -> None:
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_nothing_of_a_round_is_lost_by_a_move_that_was_given_up(times: int) -> None:
-    """Who had left before the move counts, though its round was frozen."""
+    """Who had left before the move counts in the round that the move has closed."""
     beach = Beach(start_islands=2)
     a, _, a_joined = beach.join("a")
     b, _, b_joined = beach.join("b")
     assert a.publish(departing(a, a_joined, 1.0)) is Reception.STAGED
     a.leave("a", 1)
-    thaws(beach, times)
-    b.publish(update_of(b, b_joined, 3.0))
+    missed = update_of(b, b_joined, 3.0)
+    goes_and_stays(beach, times)
+    assert b.publish(missed) is Reception.COMMITTED
     assert b.outcome(0, 1, wait_s=1.0) is not None
-    assert anchor_of(b) == -2.0  # the mean of 1 and 3
+    assert {name: each.name for name, each in verdicts_of(b, 1).items()} == {
+        "a": "COUNTED",
+        "b": "LATE",
+    }
+    assert anchor_of(b) == -1.0
     c, _, _ = beach.join("c")
-    assert anchor_of(c) == -2.0
+    assert anchor_of(c) == -1.0
     rounds_of(beach, b, b_joined, 2, 4)
     assert b.state(0).header.round == 4
-
-
-def test_a_round_that_was_frozen_twice_is_closed_once() -> None:
-    """A freeze comes an hour late, when its move was given up and the next one is."""
-    beach = Beach(start_islands=1)
-    a, _, joined = beach.join("a")
-    slow = Hooked(beach.store)
-    slow.before = once("put_new", keys.roster(0, 1), lambda: stays(beach))
-    way_out(beach, slow).begin(TARGET, NONCE)
-    a.publish(update_of(a, joined, 1.0))
-    assert a.outcome(0, 1, wait_s=1.0) is not None
-    thaws(beach)
-    rounds_of(beach, a, joined, 2, 3)
-
-    assert [a._reader.roster(0, each).round for each in (1, 2, 3)] == [1, 2, 3]
-    assert a._reader.roster_key(0, 1) != keys.roster(0, 1)
 
 
 def test_words_that_are_said_while_a_run_is_on_its_way_are_void() -> None:
@@ -526,7 +549,7 @@ class Journey:
         out = way_out(self.beach)
         out.begin(TARGET, NONCE)
         here = MoveIn(self.there, self.beach.time, travelled(out.belongings()))
-        here.bring(out.state, out.update, out)
+        here.bring(out.state, out)
         here.settle()
         assert out.settle()
 
@@ -574,7 +597,7 @@ def test_a_run_leaves_s3(s3: Settings) -> None:
     follows(ProbedStore(s3_store(s3)))
 
 
-def test_what_the_gone_have_left_counts_where_the_run_is() -> None:
+def test_what_the_gone_have_left_counts_before_the_run_goes() -> None:
     """One has departed for the open round, and one for the round after it."""
     it = Journey(start_islands=2)
     a, b, c = it.island("a"), it.island("b"), it.island("c")
@@ -590,16 +613,17 @@ def test_what_the_gone_have_left_counts_where_the_run_is() -> None:
         exchange.leave(name, 1)
     it.move()
     it.beach.time.sleep(7.0)
-    c.publish(c_frame)
-    it.closes(c, round=1)
-    assert anchor_of(c) == -2.0  # the mean of 1 and 3
-    c.publish(update_of(c, joined[2], 3.0, round=2))
+    assert c.publish(c_frame) is Reception.COMMITTED
     it.closes(c, round=2)
-    assert anchor_of(c) == -6.0  # and that of 5 and 3
+    assert anchor_of(c) == -6.0  # 1 and 5: c carries what it has
+    assert "c" not in verdicts_of(c, 1)
+    c.publish(update_of(c, joined[2], 3.0, round=3))
+    it.closes(c, round=3)
+    assert anchor_of(c) == -9.0
 
 
 def test_who_departs_into_a_moving_run_counts_once() -> None:
-    """Its update is put in the bucket, taken along, and published again there."""
+    """Its update is put in the bucket, closes its round, and is published again."""
     it = Journey(start_islands=2)
     a, b = it.island("a"), it.island("b")
     first, second = enter(a, "a"), enter(b, "b")
@@ -608,12 +632,16 @@ def test_who_departs_into_a_moving_run_counts_once() -> None:
     beat(b, second, 0)
     way_out(it.beach).begin(TARGET, NONCE)
     later(it.beach.time, 5.0, it.move)
-    assert a.publish(last) is Reception.STAGED
+    assert a.publish(last) is Reception.COMMITTED
     a.leave("a", 1)
-    b.publish(b_frame)
+    assert b.publish(b_frame) is Reception.COMMITTED
     it.closes(b, round=1)
 
-    assert anchor_of(b) == -2.0  # the mean of 1 and 3
+    assert {name: each.name for name, each in verdicts_of(b, 1).items()} == {
+        "a": "COUNTED",
+        "b": "LATE",
+    }
+    assert anchor_of(b) == -1.0
 
 
 def replace_kind(frame: Frame) -> Frame:

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from atoll.errors import CorruptError
+from atoll.errors import CorruptError, UsageError
 from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
-from atoll.exchange.bucket.documents import RosterDocument, fetch_roster
+from atoll.exchange.bucket.documents import (
+    ControlDocument,
+    RosterDocument,
+    fetch_roster,
+)
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
 from atoll.protocol import JoinRequest
 from atoll.store import MemoryStore
 from atoll.testing.fixtures import MODEL, WaitingTime, outcome_of, update_of
-from atoll.wire import blake3_digest
+from atoll.wire import Roster, blake3_digest
 
 WRITTEN = json.loads(Path(__file__).with_name("buckets-0.1.0.json").read_text())
 URL = "a bucket of 0.1.0"
@@ -109,6 +114,33 @@ def test_the_last_unchained_roster_is_guarded_by_the_next_one() -> None:
 
     with pytest.raises(CorruptError, match=r"rounds/0/4/roster follows"):
         States(late, Outcomes(late, None)).begin(0)
+
+
+@pytest.mark.parametrize("has_moved", [False, True])
+def test_a_round_that_a_move_had_frozen_is_refused_by_name(has_moved: bool) -> None:
+    """Only 0.1.0 knows where such a round goes on, unless the run is elsewhere."""
+    store = bucket("direct")
+    exchanges = joined_again(store, 2)
+    next_round(exchanges, 4)
+    key = keys.roster(0, 5)
+    frozen = replace(roster(store, 4), round=5, roster=Roster(()), move=1)
+    store.put(key, [*documents.packed(documents.ROSTER, frozen, key)])
+    for number, action in enumerate(["move", "moved"][: 1 + has_moved], start=1):
+        control = ControlDocument(
+            run=frozen.run, action=action, values={}, target="https://x:1", nonce="0f"
+        )
+        store.put(
+            keys.control(number),
+            documents.packed(documents.CONTROL, control, keys.control(number)),
+        )
+    late = BucketReader.open(store, WaitingTime(), url=URL)
+    states = States(late, Outcomes(late, None))
+    if has_moved:
+        states.begin(0)
+        assert states.read(0).round == 4
+        return
+    with pytest.raises(UsageError, match=r"rounds/0/5/roster was frozen.*0\.1\.0"):
+        states.begin(0)
 
 
 def test_documents_say_that_they_are_newer_than_0_1_0() -> None:

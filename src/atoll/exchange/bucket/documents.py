@@ -189,8 +189,7 @@ class RosterDocument:
 
     roster: Roster
     move: int = 0
-    """The number of a control `move`: the roster freezes the round, and no island can
-    close it here unless that move is given up. 0: the roster closes the round."""
+    """Not 0 only in buckets of 0.1.0, where a move froze the round."""
 
     before: bytes = b""
     """Digest of the roster before it, or of `run.json`. Empty: of 0.1.0."""

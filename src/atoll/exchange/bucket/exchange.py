@@ -30,7 +30,7 @@ from atoll.exchange.bucket.member import WATCH_S, LateUpdates, MemberEntry, Memb
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.states import STATE_ROUNDS, States
-from atoll.exchange.bucket.view import BEAT_S
+from atoll.exchange.bucket.view import BEAT_S, RunView
 from atoll.protocol.events import Welcome
 from atoll.protocol.join_leave import reply_to
 from atoll.protocol.rounds import Round, another_stands
@@ -52,6 +52,7 @@ class StoreExchange:
         state_rounds: int = STATE_ROUNDS,
     ) -> None:
         self._reader, self._beat_s = reader, beat_s
+        reader.takes_part = True
         self._store, self._runtime = reader.store, reader.runtime
         self._outcomes = Outcomes(reader, None)
         self._states = States(reader, self._outcomes, every_rounds=state_rounds)
@@ -74,6 +75,11 @@ class StoreExchange:
     @stats.setter
     def stats(self, stats: Callable[[], protocol.Stats] | None) -> None:
         self._lease.stats = stats
+
+    @property
+    def unconfirmed(self) -> dict[tuple[int, int], Frame]:
+        """The island's updates without an outcome, by fragment and round."""
+        return self._outcomes.own_updates
 
     @property
     def moved(self) -> Callable[[RunMoved], None] | None:
@@ -139,7 +145,6 @@ class StoreExchange:
     def heartbeat(
         self, beat: protocol.Heartbeat, *, at_once: bool = False
     ) -> protocol.Position:
-        self._reader.require_here()
         self._lease.note(beat)
         if at_once:
             self._lease.beat()
@@ -152,11 +157,9 @@ class StoreExchange:
         constants: Constants,
     ) -> None:
         """Put the founder's constants. Implements `Keeper`."""
-        self._reader.require_here()
         self._founder.keep(model, constants)
 
     def publish(self, frame: Frame) -> protocol.Reception:
-        self._reader.require_here()
         match frame.header.kind:
             case wire.FrameKind.STATE if frame.header.round:
                 self._states.write(frame)
@@ -308,9 +311,10 @@ class UpdatePublisher:
         self.put(frame)
         self._closer.close_if_due(header.fragment)
         if is_departing:
-            # No later call finds out: a list may not show the roster yet.
+            # No later call finds out: a list may not show the roster yet, and a move
+            # that began before the put may have missed this update.
+            self._reader.wait_while_moving()
             self._reader.read_rosters(header.fragment)
-            self._require_kept(header.fragment)
         if self._reception(header) is protocol.Reception.COMMITTED:
             return protocol.Reception.COMMITTED
         if is_departing:
@@ -320,16 +324,6 @@ class UpdatePublisher:
     def _reception(self, header: wire.Header) -> protocol.Reception:
         with self._reader.lock:
             return self._reader.view.reception(header)
-
-    def _require_kept(self, fragment: int) -> None:
-        """Return if a departing update counts here, and was not missed by a move.
-
-        Raises:
-            RunMoved: the run is elsewhere, and the update is to be published there.
-        """
-        if self._reader.view.state.move is not None:
-            self._reader.wait_while_moving()
-            self._reader.read_rosters(fragment)
 
     def put(self, frame: Frame) -> None:
         """Put an update at its key. Safe to repeat with the same update."""
@@ -412,7 +406,7 @@ class RoundCloser:
                 return None  # a farewell was read since: the next read republishes
             now_s = self._runtime.now_s()
             due = self._reader.update_view.closable(fragment, self.island, now_s)
-            return self._roster_document(*due) if due else None
+            return roster_document(self._reader.view, *due) if due else None
 
     def _read(self, fragment: int) -> bool:
         """Read a round and its missing islands; False: the result is old by now.
@@ -430,35 +424,11 @@ class RoundCloser:
 
     def _close(self, document: documents.RosterDocument) -> None:
         """Put a roster; the first one that is put closes the round."""
-        key = self._reader.roster_key(document.fragment, document.round)
-        self._store.put_new(key, documents.packed(documents.ROSTER, document, key))
-        self._reader.read_rosters(document.fragment)
+        put_roster(self._reader, document)
         with self._reader.lock:
             has_ended = self._reader.update_view.ended_by_tokens() is not None
         if has_ended:
             self._stop(self._reader.furthest_round())
-
-    def _roster_document(
-        self, round: Round, roster: wire.Roster
-    ) -> documents.RosterDocument:
-        view = self._reader.view
-        departing = frozenset(
-            name
-            for name, header in round.staged.items()
-            if header.kind is wire.FrameKind.DEPARTING
-        )
-        return documents.RosterDocument(
-            run=self._reader.run,
-            fragment=round.fragment,
-            round=round.number,
-            epoch=view.state.epoch,
-            base=round.base,
-            outer=round.outer,
-            shards=means.owners(roster, departing, view.terms(round.fragment).merge),
-            roster=roster,
-            before=view.heads[round.fragment].digest,
-            controls=len(view.controls),
-        )
 
     def _stop(self, last_round: int) -> None:
         """Put the control that ends the run, unless it ends as early already."""
@@ -471,6 +441,36 @@ class RoundCloser:
             key = keys.control(len(self._reader.view.controls) + 1)
             self._store.put_new(key, documents.packed(documents.CONTROL, control, key))
             self._reader.read_controls()
+
+
+def roster_document(
+    view: RunView, round: Round, roster: wire.Roster
+) -> documents.RosterDocument:
+    """Return the document that closes an open round with a roster."""
+    departing = frozenset(
+        name
+        for name, header in round.staged.items()
+        if header.kind is wire.FrameKind.DEPARTING
+    )
+    return documents.RosterDocument(
+        run=view.state.run,
+        fragment=round.fragment,
+        round=round.number,
+        epoch=view.state.epoch,
+        base=round.base,
+        outer=round.outer,
+        shards=means.owners(roster, departing, view.terms(round.fragment).merge),
+        roster=roster,
+        before=view.heads[round.fragment].digest,
+        controls=len(view.controls),
+    )
+
+
+def put_roster(reader: BucketReader, document: documents.RosterDocument) -> None:
+    """Put a roster, and read the one that closes the round: the first that was put."""
+    key = keys.roster(document.fragment, document.round)
+    reader.store.put_new(key, documents.packed(documents.ROSTER, document, key))
+    reader.read_rosters(document.fragment)
 
 
 FIRST_S, GROWTH, LONGEST_S = 0.05, 1.4, 3.0

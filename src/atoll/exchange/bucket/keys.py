@@ -11,7 +11,6 @@
     members/<slug>.<incarnation>      overwritten by each heartbeat of the incarnation
     rounds/<fragment>/<round>/up/<slug>.<incarnation>     an update, in one object
     rounds/<fragment>/<round>/roster                      put once: the round is closed
-    rosters/<fragment>/<round>/<move>                     the same, after that move
                                                           was given up
     rounds/<fragment>/<round>/mean/<shard>                a part of the agreed body
     states/<fragment>/<round>/<part>                      anchor and velocity
@@ -116,11 +115,6 @@ def updates(fragment: int, round: int) -> str:
 def roster(fragment: int, round: int) -> str:
     """Return the key at which a round is closed."""
     return f"{round_prefix(fragment, round)}roster"
-
-
-def roster_after(fragment: int, round: int, move: int) -> str:
-    """Return the key at which a round is closed that an abandoned move had frozen."""
-    return f"rosters/{fragment}/{round}/{move}"
 
 
 def mean(fragment: int, round: int, shard: int) -> str:

@@ -484,7 +484,9 @@ class MemberLease:
 
         Raises:
             LeaseLost: a later incarnation has the name, or this one has left.
+            RunMoved: the run is elsewhere.
         """
+        self.reader.require_here()
         if self._lost is not None:
             raise self._lost
         member = self.member
@@ -540,7 +542,6 @@ class MemberLease:
         member = self.member
         if member is None or member.has_left:
             return
-        self.reader.require_here()
         stats = self.stats() if self.stats is not None else member.beat.stats
         with self.reader.lock:
             member = self.require()

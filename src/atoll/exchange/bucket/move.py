@@ -8,13 +8,15 @@ Rule 2: `run.json` names the move by its nonce. Objects with another nonce, or n
 Rule 3: every put is safe to repeat, so that an interrupted move starts again.
 
 Out of a bucket (`MoveOut`):
-Rule 4: the control `move` comes first. Then each fragment is frozen by a roster that
-        names it: no round can be closed in the bucket from then on, however late an
-        island reads the control.
-Rule 5: only updates that were found after the freeze move along. An island that
-        published later reads the control before it leaves, and brings its own update.
-Rule 6: the first of the controls `moved` and `stay` decides where the run is. Every
-        call is safe to repeat.
+Rule 4: the control `move` comes first. An island reads the controls after each roster,
+        and applies no roster while the run moves: so every roster that was applied is
+        older than the control, and the move has read it.
+Rule 5: then rounds are closed whose updates no island will send again, even below the
+        quorum. Islands send the other updates to the run's new address; one that
+        departs reads the controls after its last put, and departs there if the run
+        moves.
+Rule 6: the first of the controls `moved` and `stay` decides where the run is. After
+        `stay` the rosters count that were put meanwhile. Every call is safe to repeat.
 """
 
 from __future__ import annotations
@@ -25,24 +27,25 @@ from functools import partial
 
 from atoll.bundle import Bundle
 from atoll.errors import CorruptError, NoSuchObject, OutcomeLost, UsageError
-from atoll.exchange.api.fields import NAME, integer, listed, row, table
+from atoll.exchange.api.fields import integer, listed, table
 from atoll.exchange.api.messages import MAX_FRAGMENTS
 from atoll.exchange.base import Constants, Frame
 from atoll.exchange.bucket import documents, keys, large_objects
 from atoll.exchange.bucket.create import bundle_in, codes_in
+from atoll.exchange.bucket.exchange import put_roster, roster_document
 from atoll.exchange.bucket.keys import IncarnationKey
-from atoll.exchange.bucket.member import LateUpdates, read_full_update
+from atoll.exchange.bucket.member import LateUpdates
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.states import BASES, ROSTERS, States, counted_progress
 from atoll.exchange.bucket.view import RunView
 from atoll.fields import JsonField
-from atoll.protocol import TensorSpec
+from atoll.protocol import HeldRound, TensorSpec
 from atoll.protocol.coordinator_state import Move
 from atoll.runtime import Runtime
 from atoll.settings import RunSettings
 from atoll.store import Data, Store
-from atoll.wire import Header, Roster, blake3_digest, pack, verify_body
+from atoll.wire import blake3_digest, pack, verify_body
 from atoll.wire.digests import Bytes
 
 MAX_ROWS = 65_536
@@ -61,17 +64,8 @@ class FragmentProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnclaimedUpdate:
-    """An update of the open round that no island is left to publish again."""
-
-    fragment: int
-    round: int
-    island: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class MovedRun:
-    """All that moves with a run, apart from weights and updates."""
+    """All that moves with a run, apart from weights."""
 
     settings: documents.SettingsDocument
     run: documents.RunDocument
@@ -80,8 +74,6 @@ class MovedRun:
     fragments: tuple[FragmentProgress, ...]
     rosters: tuple[documents.RosterDocument, ...]
     """The last ones of each fragment, for islands that lack their outcomes."""
-
-    left: tuple[UnclaimedUpdate, ...]
 
 
 _PROGRESS = table(
@@ -92,9 +84,6 @@ _PROGRESS = table(
         "bases": listed(documents.BASE, max_items=1024),
     },
 )
-_UNCLAIMED = row(
-    UnclaimedUpdate, {"fragment": integer(), "round": integer(), "island": NAME}
-)
 MOVED_RUN: JsonField[MovedRun] = table(
     MovedRun,
     {
@@ -104,7 +93,6 @@ MOVED_RUN: JsonField[MovedRun] = table(
         "members": listed(documents.MEMBER, max_items=MAX_ROWS),
         "fragments": listed(_PROGRESS, min_items=1, max_items=MAX_FRAGMENTS),
         "rosters": listed(documents.ROSTER, max_items=MAX_ROWS),
-        "left": listed(_UNCLAIMED, max_items=MAX_ROWS),
     },
 )
 
@@ -118,7 +106,6 @@ class MoveIn:
     def bring(
         self,
         state: Callable[[int], Frame],
-        update: Callable[[UnclaimedUpdate], Frame],
         constants: Constants,
     ) -> None:
         """Put every object except the settings. Safe to repeat."""
@@ -145,8 +132,6 @@ class MoveIn:
             self._put_state(
                 frame, progress, heads.get(fragment, documents.digest_of(run))
             )
-        for unclaimed in moved.left:
-            self._put_update(update(unclaimed))
         objects = [*self._small_objects(), *rosters]
         self._runtime.gather(
             [partial(self._store.put, key, parts) for key, parts in objects]
@@ -213,13 +198,6 @@ class MoveIn:
         )
         key = keys.state_complete(header.fragment, header.round)
         self._store.put(key, documents.packed(documents.STATE, document, key))
-
-    def _put_update(self, frame: Frame) -> None:
-        header = frame.header
-        key = keys.update(
-            header.fragment, header.round, header.island, header.incarnation
-        )
-        self._store.put_new(key, [pack(header), frame.body.data])
 
     def _small_objects(self) -> Iterable[tuple[str, list[Data]]]:
         moved = self._moved
@@ -295,7 +273,6 @@ class MoveOut:
         self._outcomes = Outcomes(reader, None)
         self._states = States(reader, self._outcomes)
         self._late_updates = LateUpdates(reader)
-        self._unclaimed: dict[UnclaimedUpdate, Header] = {}
         self._number = 0
         """Of the control by which this move began."""
 
@@ -355,7 +332,7 @@ class MoveOut:
         return self._view.moves.move
 
     def begin(self, target: str, nonce: str) -> Move:
-        """Keep every round from closing, and return the move that is in force.
+        """Keep islands from closing rounds, and return the move that is in force.
 
         A move that was begun before continues, with its own nonce. Nothing is put for
         a move that is over.
@@ -367,8 +344,10 @@ class MoveOut:
         self._number = self._view.moves.number
         for fragment in range(len(self._view.layout)):
             self._states.begin(fragment)
-            if not move.is_over:
-                self._freeze(fragment)
+        _read_all_members(self._reader)
+        if not move.is_over:
+            for fragment in range(len(self._view.layout)):
+                self._close_abandoned(fragment)
         return move
 
     def _ensure_move(self, target: str, nonce: str) -> Move:
@@ -390,31 +369,33 @@ class MoveOut:
         key = keys.control(len(self._view.controls) + 1)
         self._store.put_new(key, documents.packed(documents.CONTROL, control, key))
 
-    def _freeze(self, fragment: int) -> None:
-        """Put a roster that names the move where the open round would be closed."""
+    def _close_abandoned(self, fragment: int) -> None:
+        """Close rounds with updates that no island will send to the new address."""
         while True:
-            # Also past the rosters of moves that were given up.
-            self._reader.read_rosters(fragment)
-            self._require_in_progress()
+            self._reader.read_round(fragment)
+            self._reader.read_standing(fragment)
+            self._late_updates.republish(fragment)
             round = self._view.state.rounds[fragment]
-            document = documents.RosterDocument(
-                run=self._reader.run,
-                fragment=fragment,
-                round=round.number,
-                epoch=self._view.state.epoch,
-                base=round.base,
-                outer=round.outer,
-                shards=(),
-                roster=Roster(()),
-                move=self._number,
-                before=self._view.heads[fragment].digest,
-                controls=len(self._view.controls),
-            )
-            key = self._reader.roster_key(fragment, round.number)
-            self._store.put_new(key, documents.packed(documents.ROSTER, document, key))
-            # Another roster was first: it closes the round, and the next is frozen.
-            if documents.fetch_roster(self._store, key).move == self._number:
+            is_abandoned = round.is_abandoned(self._view.state.members)
+            if self._view.state.never_opens(round.number) or not (
+                is_abandoned or self._reader.departed_ahead(fragment)
+            ):
                 return
+            self._require_in_progress()
+            self._close(fragment, round.number)
+
+    def _close(self, fragment: int, number: int) -> None:
+        """Close an open round even below the quorum, unless it is closed meanwhile."""
+        state = self._states.read(fragment)
+        with self._reader.lock:
+            now_s = self._reader.runtime.now_s()
+            base = HeldRound(state.round, state.digest)
+            self._reader.base_view.note_proven(fragment, base, now_s)
+            round = self._view.state.rounds[fragment]
+            roster = self._reader.update_view.roster_now(round, now_s)
+            document = roster_document(self._view, round, roster)
+        if round.number == number:
+            put_roster(self._reader, document)
 
     def _require_in_progress(self) -> Move:
         """Return the move that was begun by this object.
@@ -431,7 +412,7 @@ class MoveOut:
         return move
 
     def belongings(self) -> MovedRun:
-        """Return all that moves with the run, apart from weights and updates.
+        """Return all that moves with the run, apart from weights.
 
         Raises:
             UsageError: the move was given up.
@@ -440,11 +421,7 @@ class MoveOut:
         move = self._require_in_progress()
         founded = self._reader.founded
         assert founded is not None
-        _read_all_members(self._reader)
         fragments = range(len(self._view.layout))
-        self._unclaimed.clear()
-        for fragment in fragments:
-            self._find_updates(fragment)
         return MovedRun(
             settings=self._settings,
             run=replace(founded, founding=move.nonce, states=()),
@@ -456,22 +433,7 @@ class MoveOut:
                 for fragment in fragments
                 for roster in _last_rosters(self._reader, fragment)
             ),
-            left=tuple(self._unclaimed),
         )
-
-    def _find_updates(self, fragment: int) -> None:
-        """Find the updates of the open round, and those that departed ahead of it."""
-        self._reader.read_round(fragment)
-        self._reader.read_standing(fragment)
-        self._late_updates.republish(fragment)
-        staged = self._view.state.rounds[fragment].staged.values()
-        for header in [*staged, *self._reader.departed_ahead(fragment)]:
-            if header.refused or self._reader.updates.objection(header):
-                continue
-            unclaimed = UnclaimedUpdate(
-                fragment=fragment, round=header.round, island=header.island
-            )
-            self._unclaimed[unclaimed] = header
 
     def state(self, fragment: int) -> Frame:
         """Return anchor and velocity of a fragment after its last closed round."""
@@ -503,21 +465,6 @@ class MoveOut:
             )
         verify_body(frame.header, frame.body)
         return frame
-
-    def update(self, unclaimed: UnclaimedUpdate) -> Frame:
-        """Return an update that moves along.
-
-        Raises:
-            UsageError: there is none.
-            CorruptError: its bytes do not verify.
-        """
-        header = self._unclaimed.get(unclaimed)
-        if header is None:
-            raise UsageError(
-                f"No update of island {unclaimed.island!r} stands for round "
-                f"{unclaimed.round} of fragment {unclaimed.fragment}."
-            )
-        return read_full_update(self._reader, header)
 
     def settle(self) -> bool:
         """Put the control `moved`, which completes the move.

@@ -19,12 +19,12 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from atoll import wire
-from atoll.errors import CorruptError, NoSuchObject, Refused
+from atoll.errors import CorruptError, NoSuchObject, Refused, UsageError
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import RESTORE
 from atoll.exchange.bucket.keys import IncarnationKey, incarnation_of
@@ -78,11 +78,9 @@ class BucketReader:
         self._founding_head: documents.RosterHead | None = None
         self._fingerprint = settings.fingerprint
         self._warnings: set[str] = set()
-        self._abandoned_moves: dict[tuple[int, int], int] = {}
-        """By frozen fragment and round, the last move that froze it and was given up.
-
-        The round is closed at a key with the number of that move, because the first
-        key holds the frozen roster, and no object is ever replaced."""
+        self.takes_part = False
+        """Whether this is an island's reader: it applies no roster while the run moves.
+        """
 
     @classmethod
     def open(
@@ -270,7 +268,7 @@ class BucketReader:
         if any(item.key == keys.roster(fragment, number) for item in items):
             self.read_rosters(fragment)
             if self.view.number(fragment) != number:
-                return  # else a move has frozen the round, and may be given up
+                return  # else the run moves, and the roster may not move with it
         prefix = keys.updates(fragment, number)
         self.updates.read_new(
             fragment, number, [item for item in items if item.key.startswith(prefix)]
@@ -342,13 +340,16 @@ class BucketReader:
                 if readers:  # a second roster of the round could differ
                     name, head = readers[0]
                     raise CorruptError(
-                        f"{self.roster_key(fragment, number)} is gone: island {name!r} "
+                        f"{keys.roster(fragment, number)} is gone: island {name!r} "
                         f"has read the roster of round {head.round}. {RESTORE}"
                     ) from exc
                 return
-            key = self.roster_key(fragment, number)
-            if roster.epoch > self.view.state.epoch:
-                self.poll_controls()  # the closer had applied them
+            key = keys.roster(fragment, number)
+            # After the roster: one that was put too late for a move is not applied, and
+            # a control that its closer had applied is.
+            self.poll_controls()
+            if self.takes_part and self.view.state.move is not None:
+                return
             self.require_controls(roster.controls, named_by=key)
             with self.lock:
                 names = {entry.island for entry in roster.roster.entries}
@@ -372,38 +373,34 @@ class BucketReader:
         Raises:
             NoSuchObject: the round is not closed.
             CorruptError: the object is no such roster, so its outcome is unknown.
+            UsageError: a move of 0.1.0 froze the round.
         """
-        while True:
-            key = self.roster_key(fragment, round)
-            roster = documents.fetch_roster(self.store, key, run=self.run)
-            if (roster.fragment, roster.round) != (fragment, round):
-                raise CorruptError(
-                    f"{key} holds the roster of round {roster.round} of fragment "
-                    f"{roster.fragment}. {RESTORE}"
-                )
-            if not roster.move:
-                self._require_linked(roster, key)
-                return roster
-            if not self._was_given_up(roster.move, key):
-                raise NoSuchObject(f"{key} holds the round for a move.", key=key)
-            self._abandoned_moves[fragment, round] = roster.move
-
-    def roster_key(self, fragment: int, round: int) -> str:
-        """Return the key at which a round is closed, as far as was read."""
-        if (move := self._abandoned_moves.get((fragment, round))) is not None:
-            return keys.roster_after(fragment, round, move)
-        return keys.roster(fragment, round)
-
-    def _was_given_up(self, move: int, key: str) -> bool:
-        """Return whether a move that a roster names was given up since."""
-        moves = self.view.moves
-        if move not in moves.begun or moves.is_in_progress(move):
-            self.poll_controls()
-        if move not in moves.begun:
+        key = keys.roster(fragment, round)
+        roster = documents.fetch_roster(self.store, key, run=self.run)
+        if (roster.fragment, roster.round) != (fragment, round):
             raise CorruptError(
-                f"{key} names control {move} as a move, and it is none. {RESTORE}"
+                f"{key} holds the roster of round {roster.round} of fragment "
+                f"{roster.fragment}. {RESTORE}"
             )
-        return move in moves.given_up
+        if roster.move:
+            self._refuse_frozen(key)
+        self._require_linked(roster, key)
+        return roster
+
+    def _refuse_frozen(self, key: str) -> NoReturn:
+        """Refuse a round that 0.1.0 froze for a move, unless the run has moved.
+
+        Raises:
+            NoSuchObject: the run has moved, without this round.
+            UsageError: it has not.
+        """
+        if self.view.moved_to is not None:
+            raise NoSuchObject(f"{key} was frozen by a move.", key=key)
+        raise UsageError(
+            f"{key} was frozen by a move that began with atoll 0.1.0. Use that version "
+            "to finish the move, or to continue the run if the move was given up. Or "
+            "export the run's weights, and begin another run with them."
+        )
 
     def _roster_readers(
         self, fragment: int, round: int

@@ -301,7 +301,7 @@ class UpdateView:
             return None
         if not round.can_close(self._view.state.members, self._view.settings, now_s):
             return None
-        return round, self._judged(fragment, roster_of(self._view.state, round, now_s))
+        return round, self.roster_now(round, now_s)
 
     def ended_by_tokens(self) -> int | None:
         """Return the last round, if `end_tokens` make it earlier than it was."""
@@ -309,12 +309,15 @@ class UpdateView:
         last = end_by_tokens(state).last_round
         return None if last == state.last_round else last
 
-    def _judged(self, fragment: int, roster: Roster) -> Roster:
-        """Return the roster, with updates refused that break the run's terms."""
+    def roster_now(self, round: Round, now_s: float) -> Roster:
+        """Return the roster of an open round if it closes now.
+
+        Updates that break the run's terms are refused.
+        """
         return Roster(
             tuple(
-                _objected(entry, self._objections.get((fragment, entry.island)))
-                for entry in roster.entries
+                _objected(entry, self._objections.get((round.fragment, entry.island)))
+                for entry in roster_of(self._view.state, round, now_s).entries
             )
         )
 
@@ -535,21 +538,16 @@ class MoveControls:
         self.number = 0
         """Of the control by which it began, or by which the last move did."""
 
-        self.begun: set[int] = set()
-        self.given_up: set[int] = set()
-
     def apply(self, number: int, document: ControlDocument) -> bool:
         """Apply a control; False: it is about another matter, and in force."""
         match document.action:
             case "move" if self.move is None and document.target is not None:
                 self.move = Move(target=document.target, nonce=document.nonce)
                 self.number = number
-                self.begun.add(number)
             case "moved" if self._is_in_progress:
                 assert self.move is not None
                 self.move = replace(self.move, is_over=True)
             case "stay" if self._is_in_progress:
-                self.given_up.add(self.number)
                 self.move = None
         return self.move is not None or document.action in ACTIONS
 

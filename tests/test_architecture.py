@@ -337,5 +337,6 @@ def test_no_junk_drawers() -> None:
         "src/atoll/exchange/base.py",
         "src/atoll/island/base.py",
         "src/atoll/launch/base.py",
+        "src/atoll/run_client/base.py",
         "src/atoll/store/base.py",
     }

@@ -282,9 +282,9 @@ def test_a_terminal_gets_colour_and_a_pipe_gets_progress() -> None:
     hidden = on_terminal(f"{sys.executable} -c '{CODE}' {' '.join(SMALL)} >/dev/null")
 
     assert "\x1b[32m" in shown
-    assert "\rround " not in shown
-    assert "\rround 4 of 4 " in hidden
-    assert hidden.endswith("\r\x1b[K")
+    assert "round 1 of 4" not in shown
+    assert "round 4 of 4" in hidden
+    assert hidden.endswith("\x1b[1A\x1b[2K")
 
 
 def on_terminal(command: str) -> str:

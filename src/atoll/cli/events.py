@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
 
-from atoll.cli.coordinator_client import CoordinatorClient
-from atoll.cli.run_names import RUN
-from atoll.cli.terminal import painted
+from atoll.cli.run_names import RUN, open_named
+from atoll.cli.terminal import echo
+from atoll.telemetry import Event
 from atoll.telemetry.text import printable
-
-WAIT_S = 40.0
-"""Timeout of a long poll, which the coordinator answers within 20 s."""
-
-HEAD = ("number", "at", "event")
 
 
 def events(
@@ -31,31 +27,27 @@ def events(
 ) -> None:
     """Print the last events of a run that its coordinator keeps."""
     last = 0
-    with CoordinatorClient.of(run) as client:
-        new_events = client.get("/events")
+    with closing(open_named(run)) as client:
+        new_events = client.events()
         while True:
             for event in new_events:
-                last = event["number"]
+                last = event.number
                 _show(event, as_json=as_json)
             if not follow:
                 return
             sys.stdout.flush()
-            new_events = client.get(f"/events?after={last}&wait=1", timeout_s=WAIT_S)
+            new_events = client.events(after=last, is_waiting=True)
 
 
-def _show(event: dict[str, Any], *, as_json: bool) -> None:
+def _show(event: Event, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(event))
+        typer.echo(json.dumps(event.as_dict()))
         return
-    time_of_day = time.strftime("%H:%M:%S", time.localtime(event["at"]))
-    fields = (
-        f"{key}={printable(_brief(value))}"
-        for key, value in event.items()
-        if key not in HEAD
-    )
-    name, text = str(event["event"]), " ".join(fields)
+    time_of_day = time.strftime("%H:%M:%S", time.localtime(event.at_unix_s))
+    fields = (f"{key}={printable(_brief(v))}" for key, v in event.fields.items())
+    name, text = event.name, " ".join(fields)
     gap = " " * (18 - len(name)) if text else ""
-    typer.echo(f"{time_of_day}  {painted(name, bold=True)}{gap}{text}")
+    echo((f"{time_of_day}  ", ""), (name, "bold"), (f"{gap}{text}", ""))
 
 
 def _brief(value: Any) -> str:

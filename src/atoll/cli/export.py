@@ -10,42 +10,24 @@ import json
 import os
 import secrets
 import shutil
-import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 
 from atoll.bundle import Bundle
 from atoll.bundle.definition import CONFIG, MANIFEST
-from atoll.cli.coordinator_client import CoordinatorClient
-from atoll.cli.run_names import RUN, StoreUrl, locate_run
-from atoll.cli.store_run import StoreObserver
-from atoll.coordinator.anchor_file import FilePlan, listed_rounds
+from atoll.cli.run_names import RUN, locate_run, open_named
+from atoll.cli.terminal import progress_bar
 from atoll.disk import sync_directory
-from atoll.errors import CorruptError, Refused, Unreachable, UsageError
-from atoll.exchange.base import verified
-from atoll.exchange.bucket.large_objects import ConstantObjects
-from atoll.exchange.bucket.states import BucketHistory
-from atoll.http import Download, HttpReply
+from atoll.errors import UsageError
 from atoll.island.model_definition import definition_of, require_consent
+from atoll.run_client import ExportedWeights
 from atoll.safetensors import read_file_header
-from atoll.security import RunUrl
-from atoll.weights import FragmentState
-
-TRIES = 120
-PAUSE_S = 0.5
-"""Attempts and the pause between them: together longer than the commit of a round. A
-download that breaks off continues as often."""
-
-FILE_S = 600.0
-"""Timeout of a reply: a coordinator writes a large file before it sends any of it."""
 
 
 class ExportFormat(StrEnum):
@@ -85,95 +67,44 @@ def export(
     does not keep. A tied tensor has its first name only. --format hf also writes the
     configuration and the tokenizer of the run's bundle.
     """
-    location = locate_run(run)
-    if export_format is ExportFormat.HF:
-        facts = export_hf(
-            location, out, bundle, lambda file: write_weights(location, file, round)
-        )
-    elif bundle is not None:
-        raise UsageError("--bundle is for --format hf. Leave it out, or give that.")
-    else:
-        with _draft(out) as draft:
-            facts = write_weights(location, draft, round)
-    facts["file"] = str(out)
-    if as_json:
-        typer.echo(json.dumps(facts, indent=2))
-    else:
+    with closing(open_named(run)) as client, progress_bar("export") as progress:
+
+        def write(file: Path) -> ExportedWeights:
+            return client.export(file, round=round, progress=progress)
+
+        if export_format is ExportFormat.HF:
+            weights = export_hf(run, out, bundle, write)
+        elif bundle is not None:
+            raise UsageError("--bundle is for --format hf. Leave it out, or give that.")
+        else:
+            with _draft(out) as draft:
+                weights = write(draft)
+    _show(weights, out, as_json=as_json)
+
+
+def _show(weights: ExportedWeights, out: Path, *, as_json: bool) -> None:
+    if weights.moved_to is not None:
         typer.echo(
-            f"{out}: round {facts['round']}, {facts['tensors']} tensors, "
-            f"{facts['bytes']} bytes"
+            f"atoll: the run has moved to {weights.moved_to}, and trains there. These "
+            "are the weights that it left here.",
+            err=True,
         )
-        _print_missing(facts["constants"])
-
-
-def write_weights(
-    location: StoreUrl | RunUrl, file: Path, round: int | None
-) -> dict[str, Any]:
-    """Write the agreed weights into a file, and return the facts in its header."""
-    if isinstance(location, StoreUrl):
-        size_bytes = _from_store(location, file, round)
-    else:
-        size_bytes = _from_coordinator(location, file, round)
-    return _facts(file, size_bytes)
-
-
-def _from_store(location: StoreUrl, draft: Path, round: int | None) -> int:
-    with StoreObserver(location.url) as observer, _bar() as progress:
-        observer.reader.read_controls()
-        moved_to = observer.reader.view.moved_to
-        if moved_to is not None:
-            typer.echo(
-                f"atoll: the run has moved to {moved_to}, and trains there. These are "
-                "the weights that it left here.",
-                err=True,
-            )
-        return write_anchor(observer, draft, round=round, progress=progress)
-
-
-def _from_coordinator(url: RunUrl, draft: Path, round: int | None) -> int:
-    with CoordinatorClient.of(url) as client:
-        client.get("/health")  # fail now if the coordinator is away, without retries
-        return int(_fetch(client, draft, round).headers["content-length"])
-
-
-def _fetch(client: CoordinatorClient, draft: Path, round: int | None) -> HttpReply:
-    target = "/anchor" if round is None else f"/anchor?round={round}"
-
-    def open_buffer(size: int) -> memoryview:
-        # Download into the file's mapping, so that no second copy is in memory.
-        return memoryview(np.memmap(draft, np.uint8, "w+", shape=(size,)).data)
-
-    with _bar() as progress:
-        download = Download(open_buffer, progress)
-        return _retry(
-            lambda: client.call("GET", target, download=download, timeout_s=FILE_S)
-        )
-
-
-def _retry(fetch: Callable[[], HttpReply]) -> HttpReply:
-    """Retry while a round is being committed, or the network fails.
-
-    A download that broke off continues where it stopped.
-    """
-    for _ in range(TRIES - 1):
-        with suppress(Unreachable):
-            return fetch()
-        time.sleep(PAUSE_S)
-    return fetch()
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int], None] | None]:
-    if not sys.stderr.isatty():
-        yield None
+    if as_json:
+        facts = asdict(weights) | {"file": str(out)}
+        facts.pop("moved_to")
+        typer.echo(json.dumps(facts, indent=2))
         return
-    with typer.progressbar(length=1, label="export", file=sys.stderr) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
-
-        yield show
+    typer.echo(
+        f"{out}: round {weights.round}, {weights.tensors} tensors, "
+        f"{weights.bytes} bytes"
+    )
+    if names := weights.constants:
+        few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        typer.echo(
+            f"atoll: not in the file, because the run does not keep them: {few}. "
+            "Take them from the model.",
+            err=True,
+        )
 
 
 @contextmanager
@@ -197,95 +128,45 @@ def _draft(out: Path) -> Iterator[Path]:
             draft.unlink()
 
 
-def _facts(draft: Path, sent_bytes: int) -> dict[str, Any]:
-    """Return the facts in the header of a file.
-
-    Raises:
-        CorruptError: it is not a complete safetensors file.
-    """
-    with draft.open("rb") as file:
-        header = read_file_header(file, source=RECEIVED)
-    try:
-        metadata = header.metadata
-        model = json.loads(metadata["atoll.model"])
-        facts = {
-            "run": metadata["atoll.run"],
-            "round": int(metadata["atoll.round"]),
-            "rounds": json.loads(metadata["atoll.rounds"]),
-            "tensors": len(header.arrays),
-            "bytes": sent_bytes,
-            "constants": [
-                row[0]
-                for row in model
-                if row[3] == "constant" and row[0] not in header.arrays
-            ],
-        }
-    except (ValueError, LookupError, TypeError, AttributeError) as exc:
-        raise CorruptError(INCOMPLETE) from exc
-    if header.file_bytes != sent_bytes:
-        raise CorruptError(INCOMPLETE)
-    return facts
-
-
-RECEIVED = "The received data"
-INCOMPLETE = "The received data is not a complete safetensors file. Export it again."
-
-
-def _print_missing(names: list[str]) -> None:
-    if names:
-        few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        typer.echo(
-            f"atoll: not in the file, because the run does not keep them: {few}. "
-            "Take them from the model.",
-            err=True,
-        )
-
-
 WEIGHTS = "model.safetensors"
 TENSOR_ORDER = "atoll.model"
 """Key of the file's metadata: the order of the tensors, which only a run needs."""
 
-Facts = dict[str, Any]
-WriteWeights = Callable[[Path], Facts]
+WriteWeights = Callable[[Path], ExportedWeights]
 
 
 def export_hf(
-    location: StoreUrl | RunUrl,
-    out: Path,
-    directory: Path | None,
-    write_weights: WriteWeights,
-) -> Facts:
-    """Write the directory that `from_pretrained` loads, or nothing; return the facts.
+    run: str, out: Path, directory: Path | None, write_weights: WriteWeights
+) -> ExportedWeights:
+    """Write the directory that `from_pretrained` loads, or nothing.
 
     Raises:
         UsageError: `out` exists, nothing defines the model, or the model's tensors are
             not those of the run.
     """
-    bundle, bundle_directory = _definition(location, directory)
+    bundle, bundle_directory = _definition(run, directory)
     if CONFIG not in bundle.files:
         raise UsageError(
             f"The bundle has no {CONFIG}, so transformers could not load its "
             "model. Leave --format out, or give a directory that has one: --bundle DIR."
         )
     with _draft_directory(out) as draft:
-        facts = write_weights(draft / WEIGHTS)
+        weights = write_weights(draft / WEIGHTS)
         _rename_tensors(
             draft / WEIGHTS, bundle_directory, trust_remote_code=bool(bundle.code)
         )
         for name, content in bundle.files.items():
             if name != MANIFEST:
                 _write(draft / name, content)
-    return facts
+    return weights
 
 
-def _definition(
-    location: StoreUrl | RunUrl, directory: Path | None
-) -> tuple[Bundle, Path]:
+def _definition(run: str, directory: Path | None) -> tuple[Bundle, Path]:
     """Return the files that define the model, and their directory."""
     if directory is not None:
         return Bundle.of_directory(directory, leaves_weights=True), directory
     remedy = "give a directory that has its config.json: --bundle DIR"
-    definition = definition_of(str(location), remedy=remedy)
+    definition = definition_of(str(locate_run(run)), remedy=remedy)
     require_consent(definition)
     return definition.bundle, definition.directory
 
@@ -348,65 +229,3 @@ def _draft_directory(out: Path) -> Iterator[Path]:
         ) from exc
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-ReadFragment = Callable[[int], FragmentState]
-Progress = Callable[[int, int], None]
-
-
-def write_anchor(
-    observer: StoreObserver, file: Path, *, round: int | None, progress: Progress | None
-) -> int:
-    """Write the newest anchor, or that of a round, into a file; return its size.
-
-    Holds one fragment in memory at a time.
-
-    Raises:
-        Refused: the run has no weights yet, or the round is not kept.
-        CorruptError: an object does not verify.
-    """
-    founded, layout = observer.reader.founded, observer.reader.view.layout
-    if founded is None:
-        raise Refused(
-            "The run has no weights yet: its first island brings them. Repeat when "
-            "one has joined."
-        )
-    read = _reader(observer, round)
-    plan = FilePlan.of(
-        founded.run,
-        founded.model,
-        fragments=len(layout),
-        kept_constants=founded.constants,
-    )
-    objects = ConstantObjects(observer.reader.store, founded)
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        rounds = []
-        for index, fragment in enumerate(layout):
-            state = read(index)
-            plan.write(handle, fragment, state.anchor, 0)
-            rounds.append(state.round)
-            if progress is not None:
-                progress(index + 1, len(layout))
-        for constant in plan.constants:
-            offset = plan.head_bytes + plan.offsets[constant.name][0]
-            for part in verified(constant, objects.parts(constant)):
-                offset += os.pwrite(handle, part, offset)
-        os.truncate(handle, plan.size_bytes)
-        os.pwrite(handle, plan.head(rounds), 0)
-    finally:
-        os.close(handle)
-    return plan.size_bytes
-
-
-def _reader(observer: StoreObserver, round: int | None) -> ReadFragment:
-    if round is None:
-        return observer.states.read
-    past = BucketHistory(observer.reader, observer.outcomes)
-    rounds = past.rounds()
-    if round not in rounds:
-        raise Refused(
-            f"The anchor of round {round} is not kept: {listed_rounds(rounds)} are "
-            "available. Leave the round out to export the newest of each fragment."
-        )
-    return lambda fragment: past.state(fragment, round)

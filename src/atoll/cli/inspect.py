@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -15,6 +16,7 @@ import numpy as np
 import typer
 
 from atoll.bundle import MAX_BYTES, Bundle
+from atoll.cli.terminal import console, echo, progress_bar, table
 from atoll.errors import CorruptError, NoSuchObject, UsageError
 from atoll.exchange.bucket import documents
 from atoll.exchange.bucket.create import directory_of
@@ -105,7 +107,7 @@ def _inspect_bundle(bundle: Bundle, *, as_json: bool) -> None:
         }
         typer.echo(json.dumps(facts, indent=2))
         return
-    typer.secho(f"bundle {bundle.digest}", bold=True)
+    echo((f"bundle {bundle.digest}", "bold"))
     typer.echo(f"  {len(bundle.files)} files, {len(bundle.data)} bytes")
     if bundle.factory is not None:
         typer.echo(f"  made by {bundle.factory}")
@@ -122,7 +124,7 @@ def _inspect_document(data: bytes, *, as_json: bool) -> None:
         )
         typer.echo(json.dumps(facts | entries, indent=2))
         return
-    typer.secho(f"{facts.pop('kind')} document", bold=True)
+    echo((f"{facts.pop('kind')} document", "bold"))
     for name, value in facts.items():
         shown = value if isinstance(value, str) else json.dumps(value)
         typer.echo(f"  {name:<12} {shown}")
@@ -132,16 +134,13 @@ def _inspect_document(data: bytes, *, as_json: bool) -> None:
 
 def _inspect_as_text(file: BinaryIO) -> None:
     header = read_header(file)
-    typer.secho(header.name, bold=True)
+    echo((header.name, "bold"))
     for name, value in _text_facts(header):
         typer.echo(f"  {name:<12} {value}")
     if header.roster is not None:
         _print_roster(header.roster)
     _verify(file, header)
-    typer.secho(
-        f"verified: {header.body_bytes} bytes of body in {_pieces(header)}",
-        fg=typer.colors.GREEN,
-    )
+    echo((f"verified: {header.body_bytes} bytes of body in {_pieces(header)}", "green"))
 
 
 def _inspect_as_json(file: BinaryIO) -> None:
@@ -160,15 +159,14 @@ def _inspect_as_json(file: BinaryIO) -> None:
 
 def _verify(file: BinaryIO, header: Header) -> None:
     pieces = read_pieces(file, header)
-    if header.body_bytes < PROGRESS_FROM_BYTES or not sys.stderr.isatty():
-        for _ in pieces:
-            pass
+    if header.body_bytes < PROGRESS_FROM_BYTES:
+        deque(pieces, maxlen=0)
         return
-    with typer.progressbar(
-        length=header.body_bytes, label="verifying", file=sys.stderr
-    ) as bar:
+    with progress_bar("verifying") as progress:
+        done = 0
         for piece in pieces:
-            bar.update(len(piece))
+            done += len(piece)
+            progress(done, header.body_bytes)
 
 
 def _text_facts(header: Header) -> Iterator[tuple[str, str]]:
@@ -209,11 +207,10 @@ def _pieces(header: Header) -> str:
 
 def _print_roster(roster: Roster) -> None:
     rows: list[tuple[str, ...]] = [ROSTER_COLUMNS, *map(_row, roster.entries)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     typer.echo(f"  roster of {len(roster.entries)}")
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        typer.echo("    " + "  ".join(cells).rstrip())
+    from rich.padding import Padding
+
+    console(sys.stdout).print(Padding.indent(table(rows), 4))
 
 
 def _row(entry: RosterEntry) -> tuple[str, ...]:

@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from atoll import security
-from atoll.cli.coordinator_client import CoordinatorClient, credential_paths_for
-from atoll.cli.run_names import RUN
+from atoll.cli.run_names import RUN, coordinator_url
 from atoll.errors import UsageError
+from atoll.run_client.coordinator import CoordinatorClient, credential_paths_for
 
 ANY_INTERFACE = ("0.0.0.0", "::")
 REMOTE_ADDRESS = ("192.0.2.1", 9)
@@ -36,15 +36,14 @@ def invite(
     The command holds a code that admits one machine, once, within an hour. Replace
     COMMAND by the training script there.
     """
-    with CoordinatorClient.of(run, role=security.Role.OPERATOR) as client:
-        _require_tls(client.url)
+    url = coordinator_url(run)
+    with CoordinatorClient.of(url, role=security.Role.OPERATOR) as client:
+        _require_tls(url)
         status = client.get("/status")
-        target = _address(
-            client.url, security.parse_run_url(status["listening"]), address
-        )
+        target = _address(url, security.parse_run_url(status["listening"]), address)
         code = security.Secret(client.post("/invites")["code"])
-    paths = credential_paths_for(client.url)
-    credential = security.Credentials(paths.credentials).find(str(client.url))
+    paths = credential_paths_for(url)
+    credential = security.Credentials(paths.credentials).find(str(url))
     pin = credential.pin if credential else None
     invitation = security.Invite(address=target, run=status["run"], pin=pin, code=code)
     certificate_option = " --certificate NAME.pem" if paths.certificate else ""

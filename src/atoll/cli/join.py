@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from atoll import security
-from atoll.cli.coordinator_client import CoordinatorClient, credential_paths_for
 from atoll.cli.run_names import RunNames, StoreUrl, complete_run_name, locate_run
 from atoll.clock import SystemClock
 from atoll.errors import Refused, UsageError
@@ -27,6 +26,7 @@ from atoll.island.environment import (
     credentials_from_environment,
     definitions_from_environment,
 )
+from atoll.run_client.coordinator import CoordinatorClient, credential_paths_for
 
 CONSENT = "ATOLL_TRUST_CODE"
 

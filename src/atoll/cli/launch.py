@@ -12,28 +12,12 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.launch_coordinator import (
-    LISTEN_HERE,
-    RunTarget,
-    ServeOptions,
-    find_or_serve,
-    is_run_file,
-    plan_inside,
-    serve_argv,
-    serve_inside,
-    serve_spec,
-)
+from atoll.cli import launch_coordinator
 from atoll.cli.launches import LaunchFollower
 from atoll.cli.run_file import Assignments
 from atoll.cli.run_names import complete_run_name, locate_run
 from atoll.errors import UsageError
-from atoll.launch.api import (
-    Launched,
-    end_after,
-    engine_coordinator,
-    launch_spec,
-    plan_spec,
-)
+from atoll.launch import api
 from atoll.launch.base import ADDRESS_PLACEHOLDER, LaunchPlan
 from atoll.launch.registry import engine_names, open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
@@ -198,7 +182,7 @@ def launch(
     name: Name = None,
     coordinator: Coordinator = CoordinatorLocation.LOCAL,
     directory: Directory = None,
-    host: Host = LISTEN_HERE,
+    host: Host = launch_coordinator.LISTEN_HERE,
     assignments: Assignments = None,
     processes: Processes = 1,
     environment: Environment = None,
@@ -222,6 +206,7 @@ def launch(
     is then N, unless the file sets it. Ctrl-C lets the islands leave cleanly. Exits
     with 0 if the run has finished, and with 1 if its islands ended before that.
     """
+    policy = Restarts() if restarts is None else Restarts(max_restarts=restarts)
 
     def spec_for(url: str) -> IslandSpec:
         return IslandSpec(
@@ -240,27 +225,25 @@ def launch(
                 accelerator=accelerator,
                 time_limit_s=time_limit_s,
             ),
-            restarts=Restarts()
-            if restarts is None
-            else Restarts(max_restarts=restarts),
+            restarts=policy,
         )
 
     engine_options = parse_pairs("--option", options)
-    serve = ServeOptions(
+    serve = launch_coordinator.ServeOptions(
         directory=directory,
         host=host,
         assignments=assignments or (),
         image=image,
         requirements=requirements or (),
     )
-    if coordinator is CoordinatorLocation.ISLAND0 and is_run_file(run):
-        serve = _serve_by_engine(serve, engine, engine_options)
+    if coordinator is CoordinatorLocation.ISLAND0:
+        serve = _serve_by_engine(run, serve, engine, engine_options)
     # Plan first: errors of the islands' options are reported before a coordinator is
     # started for them.
     url, before = _planned(run, n, serve)
     spec = spec_for(url)
     code = _code(engine, spec, ship, serve, engine_options)
-    plan = plan_spec(engine, n, spec, options=engine_options, ship=code)
+    plan = api.plan_spec(engine, n, spec, options=engine_options, ship=code)
     if dry_run:
         for planned in (*before, plan):
             typer.echo(planned.text, nl=not planned.text.endswith("\n"))
@@ -273,28 +256,33 @@ def launch(
 
 
 def _serve_by_engine(
-    serve: ServeOptions, engine: str, options: dict[str, str]
-) -> ServeOptions:
+    run: str,
+    serve: launch_coordinator.ServeOptions,
+    engine: str,
+    options: dict[str, str],
+) -> launch_coordinator.ServeOptions:
     """Return the options for serving a run file by the engine of the islands.
 
     Raises:
         UsageError: the engine cannot serve a run file.
     """
+    if not launch_coordinator.is_run_file(run):
+        return serve
     serve = replace(serve, engine=engine, options=options)
     if engine == "local":
         return serve
     if not open_launcher(engine, options).traits.is_elsewhere:
         # The scheduler has not chosen the machine yet, so its address is unknown.
-        is_host_given = serve.host != LISTEN_HERE
+        is_host_given = serve.host != launch_coordinator.LISTEN_HERE
         return serve if is_host_given else replace(serve, host=ADDRESS_PLACEHOLDER)
-    return replace(serve, inside=engine_coordinator(engine, options))
+    return replace(serve, inside=api.engine_coordinator(engine, options))
 
 
 def _code(
     engine: str,
     spec: IslandSpec,
     ship: bool | None,
-    serve: ServeOptions,
+    serve: launch_coordinator.ServeOptions,
     options: dict[str, str],
 ) -> Path | None:
     """Return the directory to ship: this one, if no image provides the code.
@@ -315,48 +303,58 @@ def _code(
     return Path.cwd() if ship else None
 
 
-def _planned(run: str, n: int, serve: ServeOptions) -> tuple[str, list[LaunchPlan]]:
+def _planned(
+    run: str, n: int, serve: launch_coordinator.ServeOptions
+) -> tuple[str, list[LaunchPlan]]:
     """Return the run's URL for a plan, and the plans to submit before it.
 
     Starts nothing.
     """
-    if not is_run_file(run):
+    if not launch_coordinator.is_run_file(run):
         return str(locate_run(run)), []
-    host = LISTEN_HERE if serve.host == ADDRESS_PLACEHOLDER else serve.host
+    host = (
+        launch_coordinator.LISTEN_HERE
+        if serve.host == ADDRESS_PLACEHOLDER
+        else serve.host
+    )
     unknown = f"https://{host}:{NO_PORT_YET}"
     if serve.inside is not None:
-        plan = plan_inside(Path(run), n, serve)
+        plan = launch_coordinator.plan_inside(Path(run), n, serve)
         return plan.url or unknown, [plan]
-    argv, directory = serve_argv(Path(run), n, serve)
+    argv, directory = launch_coordinator.serve_argv(Path(run), n, serve)
     if serve.engine == "local":
         return unknown, []
-    spec = serve_spec(argv, directory)
-    return unknown, [plan_spec(serve.engine, 1, spec, options=serve.options)]
+    spec = launch_coordinator.serve_spec(argv, directory)
+    return unknown, [api.plan_spec(serve.engine, 1, spec, options=serve.options)]
 
 
 def _launched(
     run: str,
     n: int,
-    serve: ServeOptions,
+    serve: launch_coordinator.ServeOptions,
     engine: str,
     spec_for: Callable[[str], IslandSpec],
     options: dict[str, str],
     ship: Path | None,
-) -> tuple[Launched, RunTarget]:
+) -> tuple[api.Launched, launch_coordinator.RunTarget]:
     """Launch a coordinator if one is needed, and islands. On an error end both."""
-    serves = find_or_serve if serve.inside is None else serve_inside
+    serves = (
+        launch_coordinator.find_or_serve
+        if serve.inside is None
+        else launch_coordinator.serve_inside
+    )
     target = serves(run, n, serve)
     try:
         spec = spec_for(target.url)
-        launched = launch_spec(engine, n, spec, options=options, ship=ship)
+        launched = api.launch_spec(engine, n, spec, options=options, ship=ship)
         return launched, target
     except BaseException as exc:
         if target.coordinator is not None:
-            end_after(exc, target.coordinator)
+            api.end_after(exc, target.coordinator)
         raise
 
 
-def _follow(launched: Launched, target: RunTarget) -> None:
+def _follow(launched: api.Launched, target: launch_coordinator.RunTarget) -> None:
     follower = LaunchFollower(
         launched, target.coordinator, is_in_sight=target.is_in_sight
     )

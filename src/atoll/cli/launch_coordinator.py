@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,21 +27,12 @@ from atoll.cli.run_file import settings_of
 from atoll.cli.run_names import RunNames, locate_run, read_address
 from atoll.errors import RemoteError, SettingsError, Unreachable, UsageError
 from atoll.island.environment import credentials_from_environment
-from atoll.launch.api import (
-    LAST_LINES,
-    EngineCoordinator,
-    Launched,
-    PollRetry,
-    end_after,
-    failures,
-    is_in_sight,
-    launch_spec,
-)
+from atoll.launch import api
 from atoll.launch.base import LaunchPlan, Report, State
 from atoll.launch.credentials import Charter, make_charter
 from atoll.launch.launches import COORDINATOR, Book, Record
-from atoll.launch.run_status import look_at, try_look
 from atoll.launch.spec import IslandSpec
+from atoll.run_client import open_run, try_status
 from atoll.security import Credentials
 from atoll.settings import RunSettings
 from atoll.settings.run_file import read_toml
@@ -59,7 +51,7 @@ class RunTarget:
     """The run to launch islands for, and its coordinator if that was launched too."""
 
     url: str
-    coordinator: Launched | None = None
+    coordinator: api.Launched | None = None
     is_in_sight: bool = True
     """Whether this machine can reach its coordinator."""
 
@@ -75,7 +67,7 @@ class ServeOptions:
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of that engine."""
 
-    inside: EngineCoordinator | None = None
+    inside: api.EngineCoordinator | None = None
     """How that engine runs a coordinator without files of this user."""
 
     image: str | None = None
@@ -111,7 +103,7 @@ def find_or_serve(run: str, n: int, serve: ServeOptions) -> RunTarget:
         return target
     argv, directory = serve_argv(Path(run), n, serve)
     last = read_address(directory)
-    if last is not None and last.is_open and try_look(last.url) is not None:
+    if last is not None and last.is_open and try_status(last.url) is not None:
         typer.echo(f"atoll: {directory} is served already, at {last.url}.", err=True)
         require_unfinished(last.url)
         return RunTarget(last.url)
@@ -176,21 +168,21 @@ def _launch_coordinator(
     argv: Sequence[str], directory: Path, serve: ServeOptions
 ) -> RunTarget:
     spec, book = serve_spec(argv, directory), Book()
-    launched = launch_spec(serve.engine, 1, spec, options=serve.options, book=book)
+    launched = api.launch_spec(serve.engine, 1, spec, options=serve.options, book=book)
     try:
         url = str(wait_until_serving(launched)["url"])
         handle = replace(launched.handle, run=url)
         book.keep(Record(handle, spec))
-        target = RunTarget(url, Launched(handle, launched.launcher))
+        target = RunTarget(url, api.Launched(handle, launched.launcher))
         require_unfinished(url)
         return target
     except BaseException as exc:
-        end_after(exc, launched)
+        api.end_after(exc, launched)
         raise
 
 
 def _require_in_sight(url: str) -> None:
-    if not is_in_sight(url):
+    if not api.is_in_sight(url):
         raise UsageError(
             f"The coordinator of {url} was launched where only its islands reach it, "
             "so this machine cannot follow the run. For more islands: atoll scale "
@@ -205,11 +197,12 @@ def require_unfinished(url: str) -> None:
         UsageError: it has ended.
         Unreachable: its coordinator or store does not answer.
     """
-    look = look_at(url)
-    if look.has_ended:
+    with closing(open_run(url)) as client:
+        status = client.status()
+    if status.has_ended:
         raise UsageError(
-            f"The run {look.run} has ended with round {look.round}. Begin another with "
-            f"--dir, or extend it: atoll control {look.run} set run.end_rounds=N"
+            f"The run {status.run} has ended with round {status.round}. Begin another "
+            f"with --dir, or extend it: atoll control {status.run} set run.end_rounds=N"
         )
 
 
@@ -257,9 +250,9 @@ def serve_inside(run: str, n: int, serve: ServeOptions) -> RunTarget:
         _remember_inside(url, charter, (str(facts["run"]), str(facts["name"])))
         if is_in_sight:
             require_unfinished(url)
-        return RunTarget(url, Launched(handle, launched.launcher), is_in_sight)
+        return RunTarget(url, api.Launched(handle, launched.launcher), is_in_sight)
     except BaseException as exc:
-        end_after(exc, launched)
+        api.end_after(exc, launched)
         raise
 
 
@@ -308,7 +301,7 @@ islands that died live until their leases end, and its engine has to notice."""
 class CoordinatorLaunch:
     """Watches a launch that serves the run until its end."""
 
-    def __init__(self, launched: Launched) -> None:
+    def __init__(self, launched: api.Launched) -> None:
         self.launched = launched
         self._is_elsewhere = launched.launcher.traits.is_elsewhere
         self.reports: tuple[Report, ...] = ()
@@ -370,7 +363,7 @@ class CoordinatorLaunch:
 
 
 def wait_until_serving(
-    launched: Launched, *, starts_s: float = STARTS_S, look_s: float = LOOK_S
+    launched: api.Launched, *, starts_s: float = STARTS_S, look_s: float = LOOK_S
 ) -> dict[str, Any]:
     """Return the facts that a coordinator prints once it listens.
 
@@ -378,7 +371,7 @@ def wait_until_serving(
         RemoteError: it did not start within `starts_s`, counted while it runs.
         Unreachable: its engine has not answered for too long.
     """
-    until_s, patience = time.monotonic() + starts_s, PollRetry()
+    until_s, patience = time.monotonic() + starts_s, api.PollRetry()
     before, log_lines = None, list[str]()
     while time.monotonic() < until_s:
         report, log_lines = _poll(launched, patience) or (None, log_lines)
@@ -400,7 +393,9 @@ def wait_until_serving(
     raise RemoteError(f"The coordinator did not start: {tail or 'it printed nothing'}")
 
 
-def _poll(launched: Launched, patience: PollRetry) -> tuple[Report, list[str]] | None:
+def _poll(
+    launched: api.Launched, patience: api.PollRetry
+) -> tuple[Report, list[str]] | None:
     """Return the coordinator's report and log; None if its engine does not answer."""
     try:
         (report,) = launched.poll()
@@ -434,16 +429,18 @@ def _print_notes(lines: Sequence[str]) -> None:
             typer.echo(line, err=True)
 
 
-def failure_lines(launched: Launched, reports: Sequence[Report]) -> Iterator[str]:
+def failure_lines(launched: api.Launched, reports: Sequence[Report]) -> Iterator[str]:
     """Yield the reasons of the failed islands of a launch, with their last lines."""
 
     def last_lines(report: Report) -> list[str]:
         try:
-            return launched.launcher.logs(launched.handle, report.index)[-LAST_LINES:]
+            return launched.launcher.logs(launched.handle, report.index)[
+                -api.LAST_LINES :
+            ]
         except Unreachable as exc:
             return [f"(its log cannot be read: {exc})"]
 
-    yield from failures(reports, last_lines)
+    yield from api.failures(reports, last_lines)
 
 
 def change_lines(before: Report | None, now: Report) -> list[str]:

@@ -13,30 +13,22 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.launch_coordinator import (
-    ENDS_S,
-    CoordinatorLaunch,
-    change_lines,
-    failure_lines,
-)
+from atoll.cli import launch_coordinator
 from atoll.cli.run_names import RUN, complete_run_name, locate_run, read_address
-from atoll.cli.terminal import can_redraw, width
+from atoll.cli.terminal import can_redraw, console, live_view, table
 from atoll.errors import AtollError, RemoteError, Unreachable, UsageError
 from atoll.fields import nearest
 from atoll.launch.api import Launched, PollRetry, launch_spec, rows
 from atoll.launch.base import GRACE_S, Report, State
 from atoll.launch.launches import Book, Record
-from atoll.launch.run_status import Looks, RunLook, try_look
-from atoll.telemetry.text import Cell, printable, table
-
-MIN_NAME_COLUMNS = 8
+from atoll.run_client import RunStatus, StatusPoll, try_status
 
 
 def launched_url(run: str) -> str:
@@ -83,19 +75,19 @@ def find_island(records: Sequence[Record], island: str) -> tuple[Record, int]:
     return names[island]
 
 
-def print_table(rows: Sequence[Sequence[str]], *, left_columns: int) -> None:
-    """Print rows; the first one is the head."""
-    for line in table_lines(rows, left_columns=left_columns):
-        typer.echo(line)
+if TYPE_CHECKING:  # slow to import
+    from rich.console import Group, RenderableType
+    from rich.live import Live
+
+NUMBERS = ("restarts", "round", "loss", "tokens")
+"""Columns of numbers in the table of islands."""
 
 
-def table_lines(rows: Sequence[Sequence[str]], *, left_columns: int) -> list[str]:
-    """Return rows as lines that fit the terminal."""
-    grid = [[Cell(printable(text)) for text in row] for row in rows]
-    cells = table(
-        grid, left_columns=left_columns, min_width=MIN_NAME_COLUMNS, width=width()
-    )
-    return ["  ".join(cell.text for cell in row).rstrip() for row in cells]
+def print_islands(
+    reports: Sequence[Report], metrics: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Print a table of islands."""
+    console(sys.stdout).print(table(rows(reports, metrics), numbers=NUMBERS))
 
 
 def ps(
@@ -130,8 +122,8 @@ def ps(
         if trouble:
             typer.echo(f"  {trouble}")
         else:
-            look = None if record.is_coordinator else try_look(handle.run)
-            print_table(rows(reports, look.islands if look else {}), left_columns=2)
+            status = None if record.is_coordinator else try_status(handle.run)
+            print_islands(reports, status.islands if status else {})
         typer.echo("")
 
 
@@ -304,7 +296,7 @@ def _end(record: Record, indexes: Sequence[int] | None, grace_s: float) -> None:
     launched = Launched(record.handle)
     launched.cancel(indexes, grace_s=grace_s)
     all_indexes = record.handle.indexes if indexes is None else indexes
-    print_table(rows(_until_over(launched, all_indexes, grace_s), {}), left_columns=2)
+    print_islands(_until_over(launched, all_indexes, grace_s), {})
 
 
 def _until_over(
@@ -383,7 +375,7 @@ def _require_served(launches: Sequence[Record]) -> None:
         if not record.is_coordinator:
             continue
         is_over = all(report.state.is_over for report in Launched(record.handle).poll())
-        if is_over and try_look(record.handle.run) is None:
+        if is_over and try_status(record.handle.run) is None:
             raise UsageError(
                 f"{record.handle.run} is no longer served, so no island could join it. "
                 "Launch its run file again: atoll launch -n N RUN.toml -- COMMAND"
@@ -443,14 +435,16 @@ class LaunchFollower:
     ) -> None:
         self._launched = launched
         self._coordinator = (
-            None if coordinator is None else CoordinatorLaunch(coordinator)
+            None
+            if coordinator is None
+            else launch_coordinator.CoordinatorLaunch(coordinator)
         )
         # A coordinator out of reach is known by the reports of its engine alone.
-        self._looks = Looks(launched.handle.run) if is_in_sight else None
+        self._statuses = StatusPoll(launched.handle.run) if is_in_sight else None
         self._reports: tuple[Report, ...] = ()
         self._num_read = dict.fromkeys(launched.handle.indexes, 0)
         self._can_redraw = can_redraw(sys.stdout)
-        self._num_drawn = 0
+        self._live: Live | None = None
         self._is_asked_to_leave = self._is_cancelled = self._is_orphaned = False
         self._poll_patience, self._cancel_patience = PollRetry(), PollRetry()
         is_elsewhere = launched.launcher.traits.is_elsewhere
@@ -463,15 +457,25 @@ class LaunchFollower:
         The first SIGINT or SIGTERM makes the islands leave; the second has its default
         effect.
         """
-        with _interruptions() as signals:
+        with ExitStack() as cleanup:
+            signals = cleanup.enter_context(_interruptions())
+            cleanup.callback(self._close)
+            if self._can_redraw:
+                live = live_view(sys.stdout, is_transient=True)
+                self._live = cleanup.enter_context(live)
             while not self._is_over():
                 self._poll()
                 self._end(is_interrupted=bool(signals))
                 time.sleep(0.0 if self._is_over() else self._every_s)
             self._poll()
             self._end_coordinator()
+        self._live = None
         self._show_end()
         return self._has_ended
+
+    def _close(self) -> None:
+        if self._statuses is not None:
+            self._statuses.close()
 
     @property
     def was_interrupted(self) -> bool:
@@ -484,24 +488,24 @@ class LaunchFollower:
         )
 
     @property
-    def _look(self) -> RunLook | None:
-        return self._looks.newest if self._looks else None
+    def _status(self) -> RunStatus | None:
+        return self._statuses.newest if self._statuses else None
 
     @property
     def _has_ended(self) -> bool:
-        if self._look is not None and self._look.has_ended:
+        if self._status is not None and self._status.has_ended:
             return True
         return self._coordinator is not None and self._coordinator.has_finished
 
     def _poll(self) -> None:
-        if self._looks is not None:
-            self._looks.look(at_once=self._is_over())
+        if self._statuses is not None:
+            self._statuses.status(at_once=self._is_over())
         before = {report.index: report for report in self._reports}
         lines: list[str] = []
         try:
             self._reports = self._launched.poll()
             changes = self._coordinator.look() if self._coordinator else []
-            if self._looks is None and not self._can_redraw:
+            if self._statuses is None and not self._can_redraw:
                 lines += changes
             for line in self._new_lines():
                 lines.append(line)  # one by one: lines read before an error are kept
@@ -510,7 +514,9 @@ class LaunchFollower:
             lines += self._poll_patience.bear(exc)
         if not self._can_redraw:
             for report in self._reports:
-                lines += change_lines(before.get(report.index), report)
+                lines += launch_coordinator.change_lines(
+                    before.get(report.index), report
+                )
         self._draw(lines)
 
     def _new_lines(self) -> Iterator[str]:
@@ -520,32 +526,37 @@ class LaunchFollower:
             self._num_read[index] = after + len(lines)
             yield from (f"{handle.island(index)} | {line}" for line in lines)
 
-    def _draw(self, lines: Sequence[str], *, is_last: bool = False) -> None:
-        if self._num_drawn:
-            typer.echo(f"\x1b[{self._num_drawn}F\x1b[J", nl=False)
-            self._num_drawn = 0
-        for line in lines:
-            typer.echo(line)
-        if self._can_redraw and not is_last:
-            page = self._page_lines()
-            typer.echo("\n".join(page))
-            self._num_drawn = len(page)
+    def _draw(self, lines: Sequence[str]) -> None:
+        """Print lines; on a terminal, above the table, which is redrawn."""
+        if self._live is None:
+            for line in lines:
+                typer.echo(line)
+            return
+        from rich.text import Text
 
-    def _page_lines(self) -> list[str]:
-        metrics: Mapping[str, Any] = self._look.islands if self._look else {}
+        if lines:
+            self._live.console.print(Text("\n".join(lines)), soft_wrap=True)
+        self._live.update(self._page(), refresh=True)
+
+    def _page(self) -> Group:
+        """Return the table of islands, and the status of the run."""
+        from rich.console import Group
+
         # The state of a run out of reach shows only in the report of its coordinator.
-        coordinator = self._coordinator if self._looks is None else None
-        shown = [*self._reports, *(coordinator.reports if coordinator else ())]
-        lines = ["", *table_lines(rows(shown, metrics), left_columns=2)]
-        if self._look is not None:
-            last = self._look.last_round
+        coordinator = self._coordinator if self._statuses is None else None
+        reports = [*self._reports, *(coordinator.reports if coordinator else ())]
+        status = self._status
+        metrics = status.islands if status else {}
+        parts: list[RenderableType] = [
+            "",
+            table(rows(reports, metrics), numbers=NUMBERS),
+        ]
+        if status is not None:
+            last = status.last_round
             of_last = f" of {last}" if last is not None else ""
-            lines += [
-                "",
-                f"run {self._look.run}: {self._look.state}, "
-                f"round {self._look.round}{of_last}. {self._look.reason}".rstrip(),
-            ]
-        return lines
+            text = f"run {status.run}: {status.state}, round {status.round}{of_last}. "
+            parts += ["", f"{text}{status.reason}".rstrip()]
+        return Group(*parts)
 
     def _end(self, *, is_interrupted: bool) -> None:
         """Cancel islands that must not run; a cancel that failed is repeated."""
@@ -596,22 +607,24 @@ class LaunchFollower:
             time.sleep(self._soon_s)
         self._cancel_coordinator(self._coordinator)
 
-    def _look_for_end(self, coordinator: CoordinatorLaunch) -> None:
-        if self._looks is not None:
-            self._looks.look()
+    def _look_for_end(self, coordinator: launch_coordinator.CoordinatorLaunch) -> None:
+        if self._statuses is not None:
+            self._statuses.status()
             return
         with self._tolerate_silence():
             coordinator.look()
 
     def _end_timeout_s(self) -> float:
         """Return how long to wait for the end of the run."""
-        if self._looks is not None:
+        if self._statuses is not None:
             return STATUS_S
         is_likely = any(report.state is State.FINISHED for report in self._reports)
         is_gone = self._coordinator is None or self._coordinator.is_gone
-        return ENDS_S if is_likely and not is_gone else 0.0
+        return launch_coordinator.ENDS_S if is_likely and not is_gone else 0.0
 
-    def _cancel_coordinator(self, coordinator: CoordinatorLaunch) -> None:
+    def _cancel_coordinator(
+        self, coordinator: launch_coordinator.CoordinatorLaunch
+    ) -> None:
         lines: list[str] = []
         while not (coordinator.is_over or lines):
             with self._tolerate_silence():
@@ -629,10 +642,10 @@ class LaunchFollower:
             self._draw(self._cancel_patience.bear(exc))
 
     def _show_end(self) -> None:
-        self._draw(self._page_lines(), is_last=True)
-        lines = [*failure_lines(self._launched, self._reports)]
+        console(sys.stdout).print(self._page())
+        lines = [*launch_coordinator.failure_lines(self._launched, self._reports)]
         if self._coordinator is not None:
-            lines += failure_lines(
+            lines += launch_coordinator.failure_lines(
                 self._coordinator.launched, self._coordinator.reports
             )
         for line in lines:

@@ -24,9 +24,9 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from atoll import security
 from atoll.bundle import MAX_BYTES, Bundle
 from atoll.bundle.archive import MAX_CODE_BYTES
-from atoll.cli.coordinator_client import CoordinatorClient, credential_paths_for
 from atoll.cli.run_names import RUN_SUFFIX, RunNames, write_address
 from atoll.coordinator.directory import CodeFiles, store_bundle
 from atoll.coordinator.move import Arrival
@@ -53,15 +53,8 @@ from atoll.protocol import TensorSpec
 from atoll.protocol.coordinator_state import Move
 from atoll.protocol.model import bytes_of
 from atoll.routes import ROUTE
+from atoll.run_client.coordinator import CoordinatorClient, credential_paths_for
 from atoll.runtime import SystemRuntime
-from atoll.security import (
-    Credentials,
-    Role,
-    RunUrl,
-    is_loopback,
-    run_tokens,
-    token_file,
-)
 from atoll.security.certificates import coordinator_certificate
 from atoll.security.private_files import replace_private
 from atoll.settings import RunSettings
@@ -80,10 +73,10 @@ T = TypeVar("T")
 class MoveToStore:
     """Moves a run from a coordinator to a store. Close it."""
 
-    def __init__(self, run: RunUrl, url: str) -> None:
+    def __init__(self, run: security.RunUrl, url: str) -> None:
         require_no_coordinator(url)
         paths = credential_paths_for(run)
-        http_client, headers = call_to(run, paths, role=Role.OPERATOR)
+        http_client, headers = call_to(run, paths, role=security.Role.OPERATOR)
         request_headers = {**headers, PROTOCOL_HEADER: str(PROTOCOL)}
         self._client = CoordinatorClient(
             run, http_client, request_headers, certificate=paths.certificate
@@ -246,14 +239,14 @@ class ServeInstructions:
     run: str
     name: str
     directory: Path
-    target: RunUrl
+    target: security.RunUrl
 
     @property
     def serve(self) -> str:
         """The command that serves the run."""
         host, port = self.target.address.host, self.target.address.port
         directory = shlex.quote(str(self.directory))
-        listen = host if is_loopback(host) else "0.0.0.0"
+        listen = host if security.is_loopback(host) else "0.0.0.0"
         command = (
             f"atoll serve {shlex.quote(str(self.directory / RUN_FILE))} "
             f"--dir {directory} --listen {listen} --port {port}"
@@ -286,7 +279,9 @@ class MoveToCoordinator:
             has another run.
     """
 
-    def __init__(self, source: str, target: RunUrl, directory: Path | None) -> None:
+    def __init__(
+        self, source: str, target: security.RunUrl, directory: Path | None
+    ) -> None:
         require_there(source)
         self._source, self._target = source, target
         self.is_moving = False
@@ -413,7 +408,7 @@ def _movement(move: Move) -> str:
     return "has moved" if move.is_over else "is moving"
 
 
-def _require_free_port(target: RunUrl) -> None:
+def _require_free_port(target: security.RunUrl) -> None:
     """Raise if something listens at the address where the run is to be served.
 
     Raises:
@@ -436,15 +431,15 @@ def _prepare(instructions: ServeInstructions, settings: RunSettings) -> None:
     Islands of this user find them as soon as they are redirected.
     """
     directory, target = instructions.directory, instructions.target
-    run_tokens(directory)
+    security.run_tokens(directory)
     pin = None
     if target.has_tls:
         hosts = [target.address.host]
         pin = coordinator_certificate(directory, hosts=hosts, unix_s=time.time()).pin
     replace_private(directory / RUN_FILE, run_file_text(settings).encode())
     write_address(directory, str(target), is_open=False)
-    tokens = {role: token_file(directory, role) for role in Role}
-    credentials = Credentials(credentials_from_environment().credentials)
+    tokens = {role: security.token_file(directory, role) for role in security.Role}
+    credentials = security.Credentials(credentials_from_environment().credentials)
     credentials.remember(str(target), pin=pin, tokens=tokens)
 
 

@@ -19,6 +19,8 @@ import typer
 
 from atoll.errors import CorruptError, NoSuchFile, UsageError
 from atoll.island.environment import CredentialPaths, credentials_from_environment
+from atoll.run_client import RunClient, open_run
+from atoll.run_client.base import needs_coordinator
 from atoll.security import Credentials, Role, RunUrl, parse_run_url
 from atoll.security.private_files import (
     private_directory,
@@ -87,6 +89,27 @@ def locate_run(run: str) -> RunUrl | StoreUrl:
     )
 
 
+def open_named(run: str) -> RunClient:
+    """Return the client of a run, given by URL, directory or name.
+
+    A directory that is not served answers for itself if its run has ended.
+
+    Raises:
+        UsageError: the name is unknown here, or the run of the directory is to be
+            served.
+    """
+    directory = Path(run)
+    address = read_address(directory) if "://" not in run else None
+    if address is not None and not address.is_open:
+        from atoll.run_client.directory import DirectoryRunClient
+
+        client = DirectoryRunClient(directory.absolute())
+        if client.status().has_ended:
+            return client
+        client.close()
+    return open_run(str(locate_run(run)))
+
+
 def coordinator_url(run: str) -> RunUrl:
     """Return the URL of a run's coordinator.
 
@@ -96,11 +119,7 @@ def coordinator_url(run: str) -> RunUrl:
     location = locate_run(run)
     if isinstance(location, RunUrl):
         return location
-    raise UsageError(
-        f"The run at {location} is in a store, and this needs a coordinator. "
-        "Access to the store is enough to take part: "
-        f"`atoll join {location} -- COMMAND`, `atoll status {location}`."
-    )
+    raise needs_coordinator(location.url)
 
 
 def local_directory(run: str) -> Path:

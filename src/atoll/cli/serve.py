@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,25 +21,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.bundle import Bundle, defined_by
-from atoll.cli.coordinator_client import CoordinatorClient
 from atoll.cli.run_file import Assignments, settings_of
 from atoll.cli.run_names import RunNames, read_address, write_address
+from atoll.coordinator import initial_weights
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.coordinator.directory import open_service, store_bundle
-from atoll.coordinator.initial_weights import (
-    INIT_FILE,
-    WeightsFile,
-    discard,
-    find_init_file,
-    store_init_file,
-)
 from atoll.coordinator.move import JOURNAL
 from atoll.coordinator.service import Service
 from atoll.disk import SystemDisk
 from atoll.errors import CorruptError, NoSuchFile, SettingsError, UsageError
-from atoll.exchange.api import parse_info
 from atoll.http.listener import raise_soft_limit
 from atoll.island.environment import credentials_from_environment
+from atoll.run_client import open_run
 from atoll.security import Credentials, Role, parse_run_url, token_file
 from atoll.security.private_files import private_directory
 from atoll.settings import RunSettings
@@ -219,8 +212,8 @@ def _print_start(
 
 def _print_differences(served: ServedRun, settings: RunSettings) -> None:
     """Print which values of the run file are not in force: a run keeps its own."""
-    with CoordinatorClient.of(served.url) as client:
-        in_force = parse_info(client.call("GET", "/info").body).settings
+    with closing(open_run(served.url)) as client:
+        in_force = client.settings()
     wanted, current = _flat(settings), _flat(in_force)
     for key in sorted(wanted.keys() | current.keys()):
         # A run file need not name the bundle of its run.
@@ -423,19 +416,19 @@ def apply_init_file(
     """
     root = directory / JOURNAL
     if init is not None:
-        WeightsFile(init)  # raises before anything is written
-    elif find_init_file(root) is None:
+        initial_weights.WeightsFile(init)  # raises before anything is written
+    elif initial_weights.find_init_file(root) is None:
         return
     is_kept = init is None or _is_kept_for_new_run(root, init)
     disk, service = open_service(directory, settings, now_s=0.0)
     try:
         if service.state.model is not None:
-            discard(root)
+            initial_weights.discard(root)
             _note_unused(directory, init)
             return
         if init is not None and not is_kept:
-            store_init_file(disk, init)
-        _found_or_wait(service, root, called=str(init or INIT_FILE))
+            initial_weights.store_init_file(disk, init)
+        _found_or_wait(service, root, called=str(init or initial_weights.INIT_FILE))
     finally:
         disk.close()
 
@@ -446,17 +439,17 @@ def _is_kept_for_new_run(root: Path, init: Path) -> bool:
     try:
         if disk.names("log/"):
             return False
-        store_init_file(disk, init)
+        initial_weights.store_init_file(disk, init)
         return True
     finally:
         disk.close()
 
 
 def _found_or_wait(service: Service, root: Path, *, called: str) -> None:
-    path = find_init_file(root)
+    path = initial_weights.find_init_file(root)
     assert path is not None
     try:
-        file = WeightsFile(path, called=called)
+        file = initial_weights.WeightsFile(path, called=called)
         model = file.model()
         if model is None:
             _note_waiting(called, path)
@@ -465,12 +458,12 @@ def _found_or_wait(service: Service, root: Path, *, called: str) -> None:
         states = file.states(model, state.settings, run=state.run)
         constants = file.constants(model, state.settings)
     except (UsageError, CorruptError):
-        discard(root)  # or every later start would fail
+        initial_weights.discard(root)  # or every later start would fail
         raise
     for constant, parts in constants.items():
         service.journal.constants.store(constant, parts)
     service.journal.found(model, states)
-    discard(root)
+    initial_weights.discard(root)
 
 
 def _note_unused(directory: Path, init: Path | None) -> None:

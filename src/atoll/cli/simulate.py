@@ -6,14 +6,15 @@ import importlib.util
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli.run_file import Assignments, RunFileOrNone, print_warnings, values_of
-from atoll.cli.terminal import can_redraw, painted, width
+from atoll.cli.terminal import can_redraw, echo, live_view, width
 from atoll.errors import UsageError
 
 if TYPE_CHECKING:  # the simulator needs greenlet, which may not be installed
@@ -29,10 +30,10 @@ if TYPE_CHECKING:  # the simulator needs greenlet, which may not be installed
 MAX_ISLANDS, MAX_ROUNDS, MAX_SEED = 1024, 10_000, 2**63 - 1
 
 COLOURS = {
-    "good": typer.colors.GREEN,
-    "bad": typer.colors.RED,
-    "fault": typer.colors.YELLOW,
-    "faint": typer.colors.BRIGHT_BLACK,
+    "good": "green",
+    "bad": "red",
+    "fault": "yellow",
+    "faint": "bright_black",
 }
 
 
@@ -166,14 +167,17 @@ def _run(setup: Setup, narrator: Narrator) -> Simulated:
     from atoll.simulate.run import simulate as run
     from atoll.simulate.run import without_warnings
 
-    progress = RoundProgress(setup.rounds)
+    with (
+        _round_progress(setup.rounds) as show,
+        without_warnings(),  # the timeline has them already
+    ):
 
-    def trace(event: TraceEvent) -> None:
-        narrator.add(event)
-        progress.hear(event)
+        def trace(event: TraceEvent) -> None:
+            narrator.add(event)
+            if event.action == "commit":
+                show(event.detail.split()[1])
 
-    with without_warnings():  # the timeline has them already
-        result = run(
+        return run(
             setup.settings,
             islands=len(setup.islands),
             faults=setup.plan,
@@ -181,31 +185,21 @@ def _run(setup: Setup, narrator: Narrator) -> Simulated:
             trace=trace,
             store=setup.store,
         )
-    progress.clear()
-    return result
 
 
-class RoundProgress:
-    """Shows the current round on stderr, if the timeline goes to a file or pipe."""
-
-    def __init__(self, rounds: int) -> None:
-        self._rounds = rounds
-        self._is_shown = can_redraw(sys.stderr) and not sys.stdout.isatty()
-
-    def hear(self, event: TraceEvent) -> None:
-        if self._is_shown and event.action == "commit":
-            number = event.detail.split()[1]
-            typer.echo(f"\rround {number} of {self._rounds} ", err=True, nl=False)
-
-    def clear(self) -> None:
-        if self._is_shown:
-            typer.echo("\r\x1b[K", err=True, nl=False)
+@contextmanager
+def _round_progress(rounds: int) -> Iterator[Callable[[str], None]]:
+    """Show the current round on stderr, if the timeline goes to a file or pipe."""
+    if not can_redraw(sys.stderr) or sys.stdout.isatty():
+        yield lambda number: None
+        return
+    with live_view(sys.stderr, is_transient=True) as live:
+        yield lambda number: live.update(f"round {number} of {rounds}", refresh=True)
 
 
 def _print(lines: Iterable[PageLine]) -> None:
     for line in lines:
-        colour = COLOURS.get(line.tone)
-        typer.echo(painted(line.text, fg=colour) if colour else line.text)
+        echo((line.text, COLOURS.get(line.tone, "")))
 
 
 def _command(

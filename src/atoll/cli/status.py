@@ -5,25 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Generator
-from contextlib import closing
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Annotated
 
 import typer
 
-from atoll.cli.coordinator_client import CoordinatorClient
-from atoll.cli.run_names import RUN, StoreUrl, locate_run
-from atoll.cli.store_run import WATCH_S, StatusView, StoreObserver
-from atoll.cli.terminal import can_redraw, has_colour, width
-from atoll.security import RunUrl
+from atoll.cli.run_names import RUN, open_named
+from atoll.cli.terminal import can_redraw, has_colour, live_view, width
+from atoll.run_client import RunStatus
 from atoll.telemetry import render_status
-
-EVERY_S = 2.0
-STORE_EVERY_S = 6.0
-"""Each status of a store costs requests, and heartbeats are no more frequent."""
-
-OVER = ("ended", "moved")
-CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 
 def status(
@@ -39,44 +30,41 @@ def status(
     A store is read directly: the command watches for some seconds at most to find out
     which islands are live.
     """
-    location = locate_run(run)
-    statuses = (
-        _poll_store(location)
-        if isinstance(location, StoreUrl)
-        else _poll_coordinator(location)
-    )
-    with closing(statuses):
-        for document in statuses:
-            _show(document, as_json=as_json, is_watching=watch)
-            if not watch or document["state"] in OVER:
-                return
+    with (
+        closing(open_named(run)) as client,
+        _printer(as_json=as_json, is_watching=watch) as show,
+    ):
+        status = client.status(watch=True)
+        show(status)
+        while watch and not status.is_over:
+            time.sleep(client.poll_s)
+            status = client.status()
+            show(status)
 
 
-def _poll_coordinator(url: RunUrl) -> Generator[dict[str, Any]]:
-    with CoordinatorClient.of(url) as client:
-        yield client.get("/status")
-        while True:
-            time.sleep(EVERY_S)
-            yield client.get("/status")
-
-
-def _poll_store(location: StoreUrl) -> Generator[dict[str, Any]]:
-    with StoreObserver(location.url) as observer:
-        view = StatusView(observer)
-        observer.watch(WATCH_S)
-        while True:
-            yield view.document()
-            observer.pause(STORE_EVERY_S)
-            observer.look()
-
-
-def _show(document: dict[str, Any], *, as_json: bool, is_watching: bool) -> None:
+@contextmanager
+def _printer(
+    *, as_json: bool, is_watching: bool
+) -> Iterator[Callable[[RunStatus], None]]:
+    """Give a function that prints statuses; a terminal shows the newest in place."""
     if as_json:
-        typer.echo(json.dumps(document, indent=None if is_watching else 2))
-        return
+        indent = None if is_watching else 2
+        yield lambda status: typer.echo(json.dumps(status.document, indent=indent))
+    elif not (is_watching and can_redraw(sys.stdout)):
+        yield lambda status: typer.echo(_page(status), nl=False)
+    else:
+        from rich.text import Text
+
+        with live_view(sys.stdout) as live:
+            yield lambda status: live.update(
+                Text.from_ansi(_page(status)), refresh=True
+            )
+
+
+def _page(status: RunStatus) -> str:
+    document = status.document
     page = render_status(document, width=width(), is_colour=has_colour())
     if "watched_s" in document:
         watched_s = document["watched_s"]
         page += f"\nWatched for {watched_s:.0f} s; times count from then on.\n"
-    has_page_before = is_watching and can_redraw(sys.stdout)
-    typer.echo((CLEAR if has_page_before else "") + page, nl=False)
+    return page

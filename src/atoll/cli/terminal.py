@@ -1,7 +1,7 @@
-"""Properties of the terminal: colours, width, and whether output can be redrawn.
+"""Output on a terminal: colours, tables, progress bars and text that is redrawn.
 
 There are no colours without a terminal, nor if NO_COLOR is set to any value; a terminal
-of type `dumb` has no colours and is not redrawn.
+of type `dumb` has no colours and is not redrawn. rich is imported when a verb draws.
 """
 
 from __future__ import annotations
@@ -9,12 +9,24 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Any, TextIO
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
+from atoll.telemetry.text import printable
+
+if TYPE_CHECKING:  # slow to import
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
 WIDTH = 100
 """Width of a page without a terminal."""
+
+UNBOUNDED = 10_000
+"""Width of a table without a terminal: no text is cut."""
 
 
 def can_redraw(stream: TextIO) -> bool:
@@ -27,11 +39,78 @@ def has_colour() -> bool:
     return can_redraw(sys.stdout) and not os.environ.get("NO_COLOR")
 
 
-def painted(text: str, **style: Any) -> str:
-    """Return text in a style of typer, if standard output is coloured."""
-    return typer.style(text, **style) if has_colour() else text
-
-
 def width(default: int = WIDTH) -> int:
     """Return the columns of the terminal; `default` without a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else default
+
+
+def console(stream: TextIO) -> Console:
+    """Return a console that writes text without markup, with colours if wanted."""
+    from rich.console import Console
+
+    is_coloured = can_redraw(stream) and not os.environ.get("NO_COLOR")
+    return Console(
+        file=stream,
+        force_terminal=can_redraw(stream),
+        color_system="standard" if is_coloured else None,
+        width=None if stream.isatty() else UNBOUNDED,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def echo(*parts: tuple[str, str]) -> None:
+    """Print a line of texts, each with its style."""
+    if not has_colour():
+        typer.echo("".join(text for text, _ in parts))
+        return
+    from rich.text import Text
+
+    console(sys.stdout).print(Text.assemble(*parts), soft_wrap=True)
+
+
+def table(rows: Sequence[Sequence[str]], *, numbers: Collection[str] = ()) -> Table:
+    """Return rows as a table; the first one is the head.
+
+    Columns named in `numbers` are aligned right. On a narrow terminal the last column
+    is wrapped, then the others are cut.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    head, *body = rows
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in head:
+        is_last = name == head[-1]
+        justify = "right" if name in numbers else "left"
+        grid.add_column(name, justify=justify, no_wrap=not is_last)  # type: ignore[arg-type] # a literal
+    for row in body:
+        grid.add_row(*(Text(printable(cell)) for cell in row))
+    return grid
+
+
+def live_view(stream: TextIO, *, is_transient: bool = False) -> Live:
+    """Return a view to enter, and to update; a transient one is erased at its end."""
+    from rich.live import Live
+
+    return Live(
+        console=console(stream),
+        auto_refresh=False,
+        transient=is_transient,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Give a function that shows the work done so far, and all of it, on stderr."""
+    if not can_redraw(sys.stderr):
+        yield lambda done, total: None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=console(sys.stderr)) as bars:
+        task = bars.add_task(label, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

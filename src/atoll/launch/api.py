@@ -18,6 +18,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ from atoll.launch.code import pack_code, ship_code
 from atoll.launch.credentials import RUN_FILE, SEED_BYTES, Charter, Pass
 from atoll.launch.launches import COORDINATOR, Book, Record
 from atoll.launch.registry import open_launcher
-from atoll.launch.run_status import Looks, look_at
 from atoll.launch.spec import CHARTER, PASS, IslandSpec, in_engine, resolve
+from atoll.run_client import StatusPoll, open_run
 from atoll.security import Credentials, Role, Secret, read_token
 
 SILENT_S = 600.0
@@ -169,29 +170,30 @@ class Launched:
             Unreachable: the engine has not responded for `SILENT_S`.
         """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
-        looks, retry = Looks(self.handle.run), PollRetry()
         running = [self.handle.island(index) for index in self.handle.indexes]
-        while True:
-            # Metrics are read while islands run: a coordinator ends with them.
-            looks.look()
-            try:
-                reports = self.poll()
-                running = [
-                    report.name for report in reports if not report.state.is_over
-                ]
-                if not running:
-                    look = looks.look(at_once=True)
-                    return self.results(reports, look.islands if look else {})
-                retry.answered()
-            except Unreachable as exc:
-                for line in retry.bear(exc):
-                    log.warning("%s", line)
-            if until_s is not None and time.monotonic() > until_s:
-                raise TimeoutError(
-                    f"{', '.join(running[:8])} still run after {timeout_s:g} s. Wait "
-                    "longer, or cancel."
-                )
-            time.sleep(LOOK_S)
+        retry = PollRetry()
+        with closing(StatusPoll(self.handle.run)) as statuses:
+            while True:
+                # Metrics are read while islands run: a coordinator ends with them.
+                statuses.status()
+                try:
+                    reports = self.poll()
+                    running = [
+                        report.name for report in reports if not report.state.is_over
+                    ]
+                    if not running:
+                        status = statuses.status(at_once=True)
+                        return self.results(reports, status.islands if status else {})
+                    retry.answered()
+                except Unreachable as exc:
+                    for line in retry.bear(exc):
+                        log.warning("%s", line)
+                if until_s is not None and time.monotonic() > until_s:
+                    raise TimeoutError(
+                        f"{', '.join(running[:8])} still run after {timeout_s:g} s. "
+                        "Wait longer, or cancel."
+                    )
+                time.sleep(LOOK_S)
 
     def results(
         self, reports: Sequence[base.Report], metrics: Mapping[str, Any]
@@ -472,7 +474,7 @@ def make_order(
 
 def make_pass(run: str) -> Pass:
     """Return the pass for islands on machines without this user's credentials."""
-    name = look_at(run).run if is_in_sight(run) else None
+    name = _run_id(run) if is_in_sight(run) else None
     seed = Secret(secrets.token_hex(SEED_BYTES))
     if not is_coordinator(run):
         return Pass(run=name, seed=seed)
@@ -483,6 +485,11 @@ def make_pass(run: str) -> Pass:
         token = read_token(environment.token_file, is_given=True)
     pin = credentials.pin if credentials else None
     return Pass(run=name, seed=seed, url=run, pin=pin, token=token)
+
+
+def _run_id(run: str) -> str:
+    with closing(open_run(run)) as client:
+        return client.status().run
 
 
 def is_in_sight(run: str, book: Book | None = None) -> bool:

@@ -30,20 +30,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from atoll import security
+from atoll.clock import SystemClock
 from atoll.errors import CorruptError, UsageError
-from atoll.island.connection import REACH_S
+from atoll.island.connection import connect_read_only
 from atoll.island.environment import credentials_from_environment
 from atoll.island.identity import KEY_BYTES, keep_key
 from atoll.launch.spec import CHARTER, PASS
-from atoll.security import (
-    Credentials,
-    Role,
-    Secret,
-    check_token,
-    fingerprint,
-    make_token,
-    token_file,
-)
 from atoll.security.private_files import (
     private_directory,
     read_private,
@@ -65,14 +58,14 @@ class Pass:
     run: str | None
     """The run's id; None if the launching process could not query it: islands do."""
 
-    seed: Secret
+    seed: security.Secret
     """Of the launch: hexadecimal digits."""
 
     url: str | None = None
     """Of the coordinator; a run in a store has none, and its store's credentials."""
 
     pin: str | None = None
-    token: Secret | None = None
+    token: security.Secret | None = None
 
     def key(self, island: str) -> bytes:
         """Return the key of an island, the same on every host."""
@@ -81,7 +74,7 @@ class Pass:
         named = f"{self.run}\0{island}".encode()
         return hashlib.blake2b(named, key=seed, digest_size=KEY_BYTES).digest()
 
-    def to_secret(self) -> Secret:
+    def to_secret(self) -> security.Secret:
         """Return the document, only for the engine's mechanism for secrets."""
         form = {
             "version": PASS_VERSION,
@@ -91,7 +84,7 @@ class Pass:
             "pin": self.pin,
             "token": None if self.token is None else self.token.reveal(),
         }
-        return Secret(json.dumps(form))
+        return security.Secret(json.dumps(form))
 
     @classmethod
     def from_json(cls, document: str) -> Pass:
@@ -119,8 +112,8 @@ class Pass:
         """
         around = credentials_from_environment()
         if self.url is not None:
-            tokens = {} if self.token is None else {Role.ISLAND: self.token}
-            credentials = Credentials(around.credentials)
+            tokens = {} if self.token is None else {security.Role.ISLAND: self.token}
+            credentials = security.Credentials(around.credentials)
             credentials.remember(self.url, pin=self.pin, tokens=tokens)
         run = self.run or _run_id(self.url)
         key = replace(self, run=run).key(island)
@@ -144,10 +137,12 @@ def of_secret(
 
 def _run_id(url: str | None) -> str:
     """Return the id of a run, from its coordinator."""
-    from atoll.launch.run_status import look_at
-
     assert url is not None
-    return look_at(url, wait_s=REACH_S).run
+    http_client, _, info = connect_read_only(
+        url, paths=credentials_from_environment(), clock=SystemClock()
+    )
+    http_client.close()
+    return info.run
 
 
 def _checked_pass(form: Any) -> Pass:
@@ -163,10 +158,10 @@ def _checked_pass(form: Any) -> Pass:
     token = form["token"]
     return Pass(
         run=form["run"],
-        seed=Secret(form["seed"]),
+        seed=security.Secret(form["seed"]),
         url=form["url"],
         pin=form["pin"],
-        token=None if token is None else check_token(token),
+        token=None if token is None else security.check_token(token),
     )
 
 
@@ -187,15 +182,15 @@ class Charter:
     """The text of the run file."""
 
     certificate: str
-    key: Secret
-    tokens: dict[Role, Secret]
+    key: security.Secret
+    tokens: dict[security.Role, security.Secret]
 
     @property
     def pin(self) -> str:
         """The fingerprint by which islands verify the coordinator."""
-        return fingerprint(ssl.PEM_cert_to_DER_cert(self.certificate))
+        return security.fingerprint(ssl.PEM_cert_to_DER_cert(self.certificate))
 
-    def to_secret(self) -> Secret:
+    def to_secret(self) -> security.Secret:
         """Return the document, only for the engine's mechanism for secrets.
 
         Raises:
@@ -218,7 +213,7 @@ class Charter:
                 f"coordinator's keys at most {MAX_CHARTER_BYTES} bytes can be sent. "
                 "Shorten it."
             )
-        return Secret(document)
+        return security.Secret(document)
 
     @classmethod
     def from_json(cls, document: str) -> Charter:
@@ -240,7 +235,9 @@ class Charter:
         replace_private(directory / KEY, self.key.reveal().encode())
         replace_private(directory / CERTIFICATE, self.certificate.encode())
         for role, token in self.tokens.items():
-            replace_private(token_file(directory, role), f"{token.reveal()}\n".encode())
+            replace_private(
+                security.token_file(directory, role), f"{token.reveal()}\n".encode()
+            )
         replace_private(directory / RUN_FILE, self.run_file.encode())
         return directory
 
@@ -255,8 +252,8 @@ def make_charter(name: str, run_file: str) -> Charter:
         id=f"{name}-{secrets.token_hex(6)}",
         run_file=run_file,
         certificate=pem.decode(),
-        key=Secret(key.decode()),
-        tokens={role: make_token(role) for role in Role},
+        key=security.Secret(key.decode()),
+        tokens={role: security.make_token(role) for role in security.Role},
     )
 
 
@@ -272,6 +269,9 @@ def _checked_charter(form: Any) -> Charter:
         id=form["id"],
         run_file=form["run_file"],
         certificate=form["certificate"],
-        key=Secret(form["key"]),
-        tokens={role: check_token(form["tokens"][role.value]) for role in Role},
+        key=security.Secret(form["key"]),
+        tokens={
+            role: security.check_token(form["tokens"][role.value])
+            for role in security.Role
+        },
     )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
+from typing import Any
 
 from atoll.errors import UsageError
 
@@ -156,6 +157,13 @@ class Event:
     at_unix_s: float
     name: str
     fields: Mapping[str, Value]
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Event:
+        """Return the event of a line of JSON, which may be of another version."""
+        fields = dict(row)
+        head = (fields.pop("number"), fields.pop("at"), fields.pop("event"))
+        return cls(*head, fields)
 
     def as_dict(self) -> dict[str, Value]:
         """Return plain values, as a line of JSON holds them."""

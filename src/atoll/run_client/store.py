@@ -1,48 +1,55 @@
-"""A run in a store, as an observer reads it, and its status document.
+"""A run in a store: an observer, the status document, commands and weights.
 
-Rule 1: an observer puts nothing into the store: permission to read is enough.
+Rule 1: an observer puts nothing into the store: permission to read is enough. Only
+        a command and the checks write.
 Rule 2: an observer cannot know at its start which islands are live. A member is live
         once the observer has seen its document change, and silent if the document has
         not changed for a lease; until then it is only seen.
 Rule 3: a store has no clock, so times in the status count from the observer's start,
         `watched_s` ago.
+Rule 4: a command is a control document at the next free number. If two operators write
+        at the same time, one of them gets the number; the other reads that document,
+        checks its command again, and tries the next number.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from atoll import __version__
+from atoll import store as stores
 from atoll.clock import Clock
+from atoll.coordinator.anchor_file import FilePlan, listed_rounds
 from atoll.coordinator.status import run_state, status_of
-from atoll.errors import NoSuchObject, Unreachable
-from atoll.exchange.bucket import BucketReader, keys
+from atoll.errors import NoSuchObject, Refused, Unreachable, UsageError
+from atoll.exchange.base import verified
+from atoll.exchange.bucket import BucketReader, documents, keys
 from atoll.exchange.bucket.create import require_there
-from atoll.exchange.bucket.documents import RosterDocument
+from atoll.exchange.bucket.documents import ControlDocument, RosterDocument, packed
+from atoll.exchange.bucket.large_objects import ConstantObjects
 from atoll.exchange.bucket.outcomes import Outcomes
-from atoll.exchange.bucket.states import States
+from atoll.exchange.bucket.states import BucketHistory, States
 from atoll.exchange.bucket.view import BEAT_S, RunView
 from atoll.protocol.coordinator import advance
 from atoll.protocol.coordinator_state import CoordinatorState
-from atoll.protocol.events import MemberSeen
+from atoll.protocol.events import MemberSeen, SettingsChanged
 from atoll.protocol.membership import Member
+from atoll.protocol.operators import set_values
+from atoll.run_client import base
 from atoll.runtime import SystemRuntime
-from atoll.store import (
-    Data,
-    Item,
-    RetryingStore,
-    Store,
-    StoreTraits,
-    open_store,
-)
+from atoll.settings import RunSettings
+from atoll.telemetry import Event
+from atoll.weights import FragmentState
 from atoll.wire import Verdict
 
 LOOK_S = 1.0
@@ -61,13 +68,16 @@ class StoreObserver:
         Unreachable: the store does not answer.
     """
 
-    def __init__(self, url: str, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, url: str, *, clock: Clock | None = None, store: stores.Store | None = None
+    ) -> None:
         require_there(url)
         self.url = url
         self._runtime = SystemRuntime(clock)
         try:
-            self.store = RetryingStore(
-                WholeReadStore(open_store(url)), sleep=self._runtime.sleep
+            self.store = stores.RetryingStore(
+                WholeReadStore(store or stores.open_store(url)),
+                sleep=self._runtime.sleep,
             )
             self.reader = BucketReader.open(self.store, self._runtime, url=url)
             self.outcomes = Outcomes(self.reader, None)
@@ -89,6 +99,10 @@ class StoreObserver:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop its threads. Safe to repeat."""
         self._runtime.close()
 
     @property
@@ -175,13 +189,13 @@ class WholeReadStore:
     `ProbedStore` detects that by putting an object, which an observer may not.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: stores.Store) -> None:
         self._store = store
         self._has_ranges = store.traits.has_ranges
 
     @property
-    def traits(self) -> StoreTraits:
-        return StoreTraits(
+    def traits(self) -> stores.StoreTraits:
+        return stores.StoreTraits(
             has_put_new=self._store.traits.has_put_new, has_ranges=self._has_ranges
         )
 
@@ -198,13 +212,13 @@ class WholeReadStore:
             data = self._store.get(key)
         return data[first : None if size is None else first + size]
 
-    def put_new(self, key: str, parts: Sequence[Data]) -> bool:
+    def put_new(self, key: str, parts: Sequence[stores.Data]) -> bool:
         return self._store.put_new(key, parts)
 
-    def put(self, key: str, parts: Sequence[Data]) -> None:
+    def put(self, key: str, parts: Sequence[stores.Data]) -> None:
         self._store.put(key, parts)
 
-    def items(self, prefix: str) -> list[Item]:
+    def items(self, prefix: str) -> list[stores.Item]:
         return self._store.items(prefix)
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -413,3 +427,198 @@ def _with_url(status: dict[str, Any], url: str) -> dict[str, Any]:
                 named, f"atoll control {shlex.quote(url)}"
             )
     return status
+
+
+TRIES = 64
+"""Attempts to get a number that no other operator takes."""
+
+
+def write_control(
+    observer: StoreObserver, command: base.Command
+) -> tuple[int, ControlDocument]:
+    """Write an operator's command as a control document; return it with its number.
+
+    Raises:
+        UsageError: no island has that name, or a value cannot be set.
+        Refused: the run has moved, or other operators took every number tried.
+        StoreDenied: writing is not allowed.
+    """
+    for _ in range(TRIES):
+        observer.look()
+        _require_here(observer)
+        document = _control_document(observer, command)
+        number = len(observer.reader.view.controls) + 1
+        key = keys.control(number)
+        if observer.store.put_new(key, packed(documents.CONTROL, document, key)):
+            observer.look()
+            if document not in observer.reader.view.in_force:
+                _require_here(observer)  # a move began right before it
+            return number, document
+    raise Refused(f"{TRIES} other commands were written meanwhile. Try again.")
+
+
+def _require_here(observer: StoreObserver) -> None:
+    move = observer.reader.view.state.move
+    if move is not None:
+        raise Refused(
+            f"The run {'has moved' if move.is_over else 'is moving'} to "
+            f"{move.target}. Control it there."
+        )
+
+
+def _control_document(
+    observer: StoreObserver, command: base.Command
+) -> ControlDocument:
+    document = ControlDocument(
+        run=observer.reader.run, action=command.action.value, values={}
+    )
+    state = observer.reader.view.state
+    match command.action:
+        case base.Action.SET:
+            # Raises if a value cannot be set.
+            set_values(state, SettingsChanged(command.values), 0.0)
+            return replace(document, values=command.values)
+        case base.Action.STOP | base.Action.DRAIN:
+            # Live islands can close rounds up to this one, so no update is left over.
+            last = observer.reader.furthest_round()
+            return replace(document, action="stop", last_round=last)
+        case base.Action.EVICT:
+            members, island = state.members.known, str(command.island)
+            if island not in members:
+                names = ", ".join(sorted(members)) or "none"
+                raise UsageError(f"No island is called {island!r}. Known are: {names}.")
+            incarnation = members[island].incarnation
+            return replace(document, island=island, incarnation=incarnation)
+    return document
+
+
+def write_anchor(
+    observer: StoreObserver,
+    file: Path,
+    *,
+    round: int | None,
+    progress: base.Progress | None,
+) -> int:
+    """Write the newest anchor, or that of a round, into a file; return its size.
+
+    Holds one fragment in memory at a time.
+
+    Raises:
+        Refused: the run has no weights yet, or the round is not kept.
+        CorruptError: an object does not verify.
+    """
+    founded, layout = observer.reader.founded, observer.reader.view.layout
+    if founded is None:
+        raise Refused(
+            "The run has no weights yet: its first island brings them. Repeat when "
+            "one has joined."
+        )
+    read = _fragment_reader(observer, round)
+    plan = FilePlan.of(
+        founded.run,
+        founded.model,
+        fragments=len(layout),
+        kept_constants=founded.constants,
+    )
+    objects = ConstantObjects(observer.reader.store, founded)
+    with file.open("wb") as opened:
+        handle, rounds = opened.fileno(), []
+        for index, fragment in enumerate(layout):
+            state = read(index)
+            plan.write(handle, fragment, state.anchor, 0)
+            rounds.append(state.round)
+            if progress is not None:
+                progress(index + 1, len(layout))
+        for constant in plan.constants:
+            offset = plan.head_bytes + plan.offsets[constant.name][0]
+            for part in verified(constant, objects.parts(constant)):
+                offset += os.pwrite(handle, part, offset)
+        os.truncate(handle, plan.size_bytes)
+        os.pwrite(handle, plan.head(rounds), 0)
+    return plan.size_bytes
+
+
+def _fragment_reader(
+    observer: StoreObserver, round: int | None
+) -> Callable[[int], FragmentState]:
+    if round is None:
+        return observer.states.read
+    past = BucketHistory(observer.reader, observer.outcomes)
+    rounds = past.rounds()
+    if round not in rounds:
+        raise Refused(
+            f"The anchor of round {round} is not kept: {listed_rounds(rounds)} are "
+            "available. Leave the round out to export the newest of each fragment."
+        )
+    return lambda fragment: past.state(fragment, round)
+
+
+APPLIED = "Islands read it with their next heartbeat."
+
+
+class StoreRunClient:
+    """A run in a store. Implements `RunClient`.
+
+    Users with write access are operators.
+    """
+
+    poll_s = 6.0
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def close(self) -> None:
+        """Close the connection. Safe to repeat."""
+        if "_observer" in self.__dict__:
+            self._observer.close()
+
+    @cached_property
+    def _observer(self) -> StoreObserver:
+        return StoreObserver(self.url)
+
+    @cached_property
+    def _view(self) -> StatusView:
+        return StatusView(self._observer)
+
+    def status(self, *, watch: bool = False) -> base.RunStatus:
+        """Return the status; which islands are live is known by watching them."""
+        view = self._view  # it counts the rounds that close after it was made
+        self._observer.watch(WATCH_S if watch else 0.0)
+        return base.RunStatus.of(view.document())
+
+    def settings(self) -> RunSettings:
+        """Return the settings in force."""
+        self._observer.look()
+        return self._observer.reader.view.settings
+
+    def events(self, *, after: int = 0, is_waiting: bool = False) -> list[Event]:
+        """Refuse: a store has no process that could keep events."""
+        raise base.needs_coordinator(self.url)
+
+    def control(self, command: base.Command) -> base.ControlReply:
+        """Write a control document."""
+        number, document = write_control(self._observer, command)
+        message = f"{document.action} is control/{number}. {APPLIED}"
+        if document.last_round is not None:
+            message = f"{message} Round {document.last_round} is the last."
+        status = self._view.document() | {"said": message}
+        return base.ControlReply(message, base.RunStatus.of(status))
+
+    def export(
+        self,
+        file: Path,
+        *,
+        round: int | None = None,
+        progress: base.Progress | None = None,
+    ) -> base.ExportedWeights:
+        """Write the weights from the objects of the store."""
+        self._observer.reader.read_controls()
+        moved_to = self._observer.reader.view.moved_to
+        size = write_anchor(self._observer, file, round=round, progress=progress)
+        return replace(base.ExportedWeights.of_file(file, size), moved_to=moved_to)
+
+    def checks(self) -> Iterator[base.Check]:
+        """Check every permission separately, to name the one that is missing."""
+        from atoll.run_client.checks import StoreCheck  # it needs this module
+
+        return StoreCheck(self.url).checks()

@@ -22,7 +22,7 @@ from atoll.weights.layout import F32
 from atoll.wire import Verdict
 
 if TYPE_CHECKING:  # these modules import the port of futures
-    from atoll.island.fragment import IslandFragment, UpdateInFlight
+    from atoll.island.fragment import IslandFragment, SealTerms, UpdateInFlight
     from atoll.island.host import Host
     from atoll.island.progress import IslandCounters, RunClock
     from atoll.island.saved_state import SavedFragment, SavedIsland
@@ -186,13 +186,7 @@ class FragmentStates(Protocol):
     """Anchor, velocity and residual of the fragments, for the background threads."""
 
     def seal(
-        self,
-        slot: IslandFragment,
-        sealed: UpdateInFlight,
-        *,
-        seed: int,
-        decay: float,
-        is_difference: bool,
+        self, slot: IslandFragment, sealed: UpdateInFlight, terms: SealTerms
     ) -> tuple[np.ndarray, float]:
         """Return body and norm of an update, and store its new residual.
 
@@ -292,7 +286,7 @@ class SavedStates(Protocol):
         ...
 
     def remake(
-        self, slot: IslandFragment, saved: SavedFragment, *, seed: int, decay: float
+        self, slot: IslandFragment, saved: SavedFragment, terms: SealTerms
     ) -> tuple[np.ndarray, float]:
         """Return body and norm of a saved update, and store its new residual.
 

@@ -79,13 +79,16 @@ class Driver:
             trained=(self._tally.inner_steps, self._tally.tokens),
             is_exact=is_exact,
         )
+        if is_exact:
+            for fragment, book in zip(fragments, self._state.books, strict=True):
+                fragment.book = book
         return save_island(
             self._joined,
-            replace(self._state, step=self.step),
             fragments,
             self._tally,
-            origin=self._slots[0].origin,
+            step=self.step,
             is_exact=is_exact,
+            origin=self._slots[0].origin,
         )
 
     @property

@@ -81,6 +81,20 @@ class UpdateInFlight:
         return result if isinstance(result, AppliedOutcome) else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class SealTerms:
+    """The values that an update is encoded with."""
+
+    seed: int
+    """Seed of stochastic rounding."""
+
+    decay: float
+    """Part of the residual that is fed into the update."""
+
+    is_difference: bool = False
+    """Whether the update's base is the work itself, not the local weights."""
+
+
 @dataclass(kw_only=True)
 class IslandFragment:
     """One fragment of an island."""

@@ -19,7 +19,7 @@ from atoll import kernels
 from atoll.errors import UsageError
 from atoll.exchange import Frame
 from atoll.island.base import ParameterView
-from atoll.island.fragment import IslandFragment, UpdateInFlight
+from atoll.island.fragment import IslandFragment, SealTerms, UpdateInFlight
 from atoll.island.saved_state import (
     SavedFragment,
     SavedIsland,
@@ -91,13 +91,7 @@ class WholeMemory:
         return state_digest(state.anchor, state.moments, state.count)
 
     def seal(
-        self,
-        slot: IslandFragment,
-        sealed: UpdateInFlight,
-        *,
-        seed: int,
-        decay: float,
-        is_difference: bool,
+        self, slot: IslandFragment, sealed: UpdateInFlight, terms: SealTerms
     ) -> tuple[np.ndarray, float]:
         elements = slot.layout.elements
         body = self.buffers.body(slot.up.body_bytes(elements))
@@ -106,14 +100,14 @@ class WholeMemory:
         try:
             norm = seal(
                 slot.layout,
-                None if is_difference else slot.state.anchor,
+                None if terms.is_difference else slot.state.anchor,
                 sealed.base,
                 body,
                 up=slot.up,
-                seed=seed,
+                seed=terms.seed,
                 residual=slot.residual,
                 residual_after=sealed.residual_after,
-                decay=decay,
+                decay=terms.decay,
             )
         except BaseException:
             self.buffers.give_back(body)
@@ -199,10 +193,10 @@ class WholeMemory:
         )
 
     def remake(
-        self, slot: IslandFragment, saved: SavedFragment, *, seed: int, decay: float
+        self, slot: IslandFragment, saved: SavedFragment, terms: SealTerms
     ) -> tuple[np.ndarray, float]:
         with remaking(slot, saved) as sealed:
-            return self.seal(slot, sealed, seed=seed, decay=decay, is_difference=True)
+            return self.seal(slot, sealed, terms)
 
     def give(
         self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork

@@ -14,7 +14,12 @@ from atoll import wire
 from atoll.errors import NonFinite, OutcomeLost, UsageError
 from atoll.exchange import Exchange, Frame
 from atoll.island.base import IslandMemory
-from atoll.island.fragment import HeldBackWork, IslandFragment, UpdateInFlight
+from atoll.island.fragment import (
+    HeldBackWork,
+    IslandFragment,
+    SealTerms,
+    UpdateInFlight,
+)
 from atoll.island.identity import update_seed
 from atoll.island.progress import IslandCounters
 from atoll.island.saved_state import (
@@ -473,7 +478,8 @@ def reseal(
     seed = update_seed(joined.run, slot.index, update.round, joined.island)
     decay = joined.settings.wire.error_feedback_decay
     try:
-        body, norm = memory.remake(slot, saved, seed=seed, decay=decay)
+        terms = SealTerms(seed=seed, decay=decay, is_difference=True)
+        body, norm = memory.remake(slot, saved, terms)
     except NonFinite:
         return replace(saved, update=None)  # the earlier incarnation has refused it
     progress = wire.TrainingProgress(

@@ -7,7 +7,7 @@ for the part of saved work that has not counted once the rosters are known.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -150,9 +150,9 @@ class SavedIsland:
 
 def to_tree(saved: SavedIsland) -> Tree:
     """Return an island as plain values and arrays; the arrays are not copied."""
-    fields = {name: getattr(saved, name) for name in _ISLAND_FIELDS}
+    values = {name: getattr(saved, name) for name in _ISLAND_FIELDS}
     fragments = [_fragment_tree(fragment) for fragment in saved.fragments]
-    return {"version": VERSION, **fields, "fragments": fragments}
+    return {"version": VERSION, **values, "fragments": fragments}
 
 
 def from_tree(tree: Mapping[str, Any]) -> SavedIsland:
@@ -168,8 +168,8 @@ def from_tree(tree: Mapping[str, Any]) -> SavedIsland:
         )
     try:
         fragments = [_fragment(*entry) for entry in enumerate(tree["fragments"])]
-        fields = {name: tree[name] for name in _ISLAND_FIELDS}
-        return SavedIsland(fragments=fragments, **fields)
+        values = {name: tree[name] for name in _ISLAND_FIELDS}
+        return SavedIsland(fragments=fragments, **values)
     except (KeyError, TypeError, ValueError) as exc:
         raise CorruptError(
             f"The island's part of the checkpoint is not complete: {exc!r}. "
@@ -177,38 +177,14 @@ def from_tree(tree: Mapping[str, Any]) -> SavedIsland:
         ) from exc
 
 
-_ISLAND_FIELDS = (
-    "run",
-    "island",
-    "incarnation",
-    "origin",
-    "step",
-    "inner_steps",
-    "tokens",
-    "before_steps",
-    "before_tokens",
-    "is_exact",
-    "counters",
-)
-_FRAGMENT_FIELDS = (
-    "round",
-    "digest",
-    "settled_steps",
-    "settled_tokens",
-    "residual",
-    "difference",
-    "vectors",
-    "count",
-)
-_UPDATE_FIELDS = (
-    "round",
-    "inner_steps",
-    "tokens",
-    "weight",
-    "base",
-    "is_awaited",
-    "residual_after",
-)
+def _names(kind: type, *without: str) -> list[str]:
+    """Return the fields of a dataclass, except those of other values."""
+    return [field.name for field in fields(kind) if field.name not in without]
+
+
+_ISLAND_FIELDS = _names(SavedIsland, "fragments")
+_FRAGMENT_FIELDS = _names(SavedFragment, "index", "update", "book")
+_UPDATE_FIELDS = _names(SavedUpdate, "frame", "arrival")
 
 
 def _fragment_tree(saved: SavedFragment) -> Tree:

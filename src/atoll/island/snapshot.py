@@ -29,7 +29,7 @@ from atoll.island.saved_state import (
     difference_left,
     residual_left,
 )
-from atoll.protocol import IslandState, JoinReply, WorkDecision
+from atoll.protocol import JoinReply, WorkDecision
 from atoll.settings import SyncSection
 from atoll.weights import FragmentLayout, adopt
 from atoll.weights.layout import F32
@@ -46,23 +46,23 @@ def pause_outcomes(slots: Sequence[IslandFragment]) -> Iterator[None]:
 
 def save_island(
     joined: JoinReply,
-    state: IslandState,
     fragments: list[SavedFragment],
     tally: IslandCounters,
     *,
-    origin: int,
+    step: int,
     is_exact: bool,
+    origin: int = 0,
 ) -> SavedIsland:
-    """Return the island for a checkpoint, of its fragments' exact state or work."""
-    if is_exact:
-        for fragment, book in zip(fragments, state.books, strict=True):
-            fragment.book = book
+    """Return the island for a checkpoint, of its fragments' exact state or work.
+
+    Without fragments it has its counters alone.
+    """
     return SavedIsland(
         run=joined.run,
         island=joined.island,
         incarnation=joined.incarnation,
         origin=origin or joined.incarnation,
-        step=state.step,
+        step=step,
         inner_steps=tally.inner_steps,
         tokens=tally.tokens,
         before_steps=joined.inner_steps,

@@ -23,7 +23,7 @@ from atoll.errors import AtollError, CorruptError, NonFinite, OutcomeLost
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.base import IslandMemory
 from atoll.island.entry import fetch_state, state_frame
-from atoll.island.fragment import IslandFragment, UpdateInFlight
+from atoll.island.fragment import IslandFragment, SealTerms, UpdateInFlight
 from atoll.island.identity import update_seed
 from atoll.island.progress import IslandCounters
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted
@@ -132,15 +132,10 @@ class SyncWorker:
         """Return the update's frame, without a body if the weights are not finite."""
         run, island = self._joined.run, self._joined.island
         seed = update_seed(run, slot.index, sealed.round, island)
+        terms = SealTerms(seed=seed, decay=self._decay, is_difference=is_difference)
         try:
             with span("seal"):
-                body, norm = self._memory.seal(
-                    slot,
-                    sealed,
-                    seed=seed,
-                    decay=self._decay,
-                    is_difference=is_difference,
-                )
+                body, norm = self._memory.seal(slot, sealed, terms)
         except NonFinite as exc:
             refused = wire.as_reason(str(exc))
             header = self._header(slot, sealed, kind, seed=seed, refused=refused)

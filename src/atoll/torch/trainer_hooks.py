@@ -28,7 +28,8 @@ from atoll.island.checkpoints import (
 )
 from atoll.island.environment import island_from_environment
 from atoll.island.identity import island_key
-from atoll.island.saved_state import COUNTERS, SavedIsland, to_tree
+from atoll.island.saved_state import SavedIsland, to_tree
+from atoll.island.snapshot import save_island
 from atoll.torch.construction import require_trained, require_values
 from atoll.torch.island import Island
 from atoll.torch.join import enter_alone, is_perhaps_spread
@@ -202,20 +203,9 @@ class _RankCounts:
         if not self._is_leader:
             yield None
             return
-        host, joined = self._handle.host, self._handle.host.joined
-        yield SavedIsland(
-            run=joined.run,
-            island=joined.island,
-            incarnation=joined.incarnation,
-            origin=joined.incarnation,
-            step=host.run_steps,
-            inner_steps=host.tally.inner_steps,
-            tokens=host.tally.tokens,
-            before_steps=joined.inner_steps,
-            before_tokens=joined.tokens,
-            is_exact=False,
-            fragments=[],
-            counters={name: getattr(host.tally, name) for name in COUNTERS},
+        host = self._handle.host
+        yield save_island(
+            host.joined, [], host.tally, step=host.run_steps, is_exact=False
         )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import wraps
 from types import UnionType
@@ -34,6 +34,7 @@ from typing import (
 )
 
 from atoll.errors import CorruptError, RemoteError
+from atoll.island.fragment import SealTerms
 from atoll.protocol.island import RemainingWork
 from atoll.settings import RunSettings
 from atoll.torch.ranks.channel import (
@@ -155,9 +156,20 @@ ENCODINGS: dict[Any, Encoding] = {
     Verdict: Encoding(lambda verdict: verdict.name, lambda name: Verdict[name]),
     RemainingWork: Encoding(lambda work: work.name, lambda name: RemainingWork[name]),
     RunSettings: Encoding(RunSettings.to_dict, RunSettings.from_dict),
-    OuterValues: Encoding(asdict, lambda values: OuterValues(**values)),
 }
 """By the declared type of an argument."""
+
+
+def _record(kind: type) -> Encoding:
+    """Return the encoding of a dataclass, whose fields have encodings."""
+    fields = {name: ENCODINGS[hint] for name, hint in get_type_hints(kind).items()}
+    return Encoding(
+        lambda record: {n: fields[n].encode(getattr(record, n)) for n in fields},
+        lambda values: kind(**{n: fields[n].decode(values[n]) for n in values}),
+    )
+
+
+ENCODINGS |= {kind: _record(kind) for kind in (OuterValues, SealTerms)}
 
 
 class RankDispatcher:

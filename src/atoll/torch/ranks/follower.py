@@ -28,7 +28,7 @@ END_S = 10.0
 
 
 class FollowerRank:
-    """An island's handle at any rank except its leader."""
+    """An island's handle at other ranks. Implements `CheckpointSubject` as well."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class FollowerRank:
         self._signals, self._stop_agreement = signals, signals.stop_agreement
         self.keep_local, self.restore_local = view.keep_local, view.restore_local
         self.tally = IslandCounters()
-        self._wakes_in = 0
+        self._wakes_in = self._before_steps = 0
         self._failure: BaseException | None = None
         self.has_left = False
         self._thread = threading.Thread(
@@ -89,6 +89,25 @@ class FollowerRank:
     @property
     def host(self) -> Host:
         raise UsageError("Only the leader of an island of several ranks has a host.")
+
+    @property
+    def round(self) -> int:
+        """The round at the last call, the same on all ranks."""
+        return self.concluded.round
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The inner steps of all incarnations of the island, and this rank's tokens."""
+        return self._before_steps + self.tally.inner_steps, self.tally.tokens
+
+    @property
+    def settled_steps(self) -> int:
+        return 0  # only the leader knows them: this rank removes no cursor by them
+
+    def count_from(self, progress: int) -> None:
+        """Count inner steps like the leader, with `progress` in all incarnations."""
+        self.tally.inner_steps = self.concluded.trained[0]
+        self._before_steps = progress - self.tally.inner_steps
 
     def count_tokens(self, tokens: int) -> None:
         self.tally.tokens += tokens

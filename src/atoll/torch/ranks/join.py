@@ -11,8 +11,8 @@ descriptions.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ from atoll.island.checkpoints import (
     warn_fresh_optimizer,
 )
 from atoll.island.join import EarlierIncarnation, is_alone
-from atoll.island.saved_state import SavedFragment, SavedIsland
+from atoll.island.saved_state import SavedFragment
 from atoll.protocol import ModelSpec
 from atoll.settings import RunSettings
 from atoll.torch.checkpoint import WorldRanks
@@ -179,9 +179,7 @@ def _described(
     return rank_tensors, {
         "stages": sorted(counts),
         "has_own_data": rank_group.has_own_data,
-        "holdings": [
-            held_tensor.to_message() for held_tensor in rank_tensors.held_tensors
-        ],
+        "holdings": [asdict(held_tensor) for held_tensor in rank_tensors.held_tensors],
     }
 
 
@@ -214,45 +212,6 @@ def _all_gather(channel: RankChannel, message: Message) -> Sequence[Message]:
     messages = [message, *(channel.receive_message(rank) for rank in channel.others)]
     channel.send_to_all({"every": messages})
     return messages
-
-
-class RankSubject:
-    """One rank's part of an island. Implements `CheckpointSubject`."""
-
-    def __init__(self, handle: RankHandle) -> None:
-        self._handle, self._before_steps = handle, 0
-
-    @property
-    def round(self) -> int:
-        return self._handle.concluded.round
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        if isinstance(self._handle, LeaderRank):
-            return self._handle.progress
-        tally = self._handle.tally
-        return self._before_steps + tally.inner_steps, tally.tokens
-
-    @property
-    def settled_steps(self) -> int:
-        """The island's settled steps, at its leader; 0 on other ranks."""
-        return (
-            self._handle.host.settled_steps
-            if isinstance(self._handle, LeaderRank)
-            else 0
-        )
-
-    @contextmanager
-    def saving(self, *, is_exact: bool) -> Iterator[SavedIsland]:
-        with self._handle.saving(is_exact=is_exact) as saved:
-            yield saved
-
-    def count_from(self, progress: int) -> None:
-        """Count inner steps like the leader, with `progress` in all incarnations."""
-        if isinstance(self._handle, FollowerRank):
-            inner_steps = self._handle.concluded.trained[0]
-            self._handle.tally.inner_steps = inner_steps
-            self._before_steps = progress - inner_steps
 
 
 def keeping_of_ranks(
@@ -314,11 +273,12 @@ def _agreed_policy(
 
 def begin_checkpoints(keeping: IslandCheckpoints, handle: RankHandle) -> None:
     """Begin to save checkpoints, on every rank, once the island is a member."""
-    subject, ranks = RankSubject(handle), WorldRanks()
+    ranks = WorldRanks()
     host = handle.host if isinstance(handle, LeaderRank) else None
     facts = json.dumps([host.progress[0], keeping.counted_at(host)]) if host else ""
     progress, counted = json.loads(ranks.gather(facts)[LEADER])
-    subject.count_from(progress)
+    if isinstance(handle, FollowerRank):
+        handle.count_from(progress)
     has_cursors = keeping.keep_cursors(handle.before_seal, counted=counted)
     cursor = None
     if counted is not None and has_cursors:
@@ -328,4 +288,4 @@ def begin_checkpoints(keeping: IslandCheckpoints, handle: RankHandle) -> None:
         cursor = all(moved)
     if host is not None:
         keeping.report_resume(host, cursor=cursor)
-    keeping.attach(subject, is_leader=host is not None)
+    keeping.attach(handle, is_leader=host is not None)

@@ -35,7 +35,7 @@ PULSE_S = 1.0
 
 
 class LeaderRank:
-    """An island's handle at its leader.
+    """An island's handle at its leader. Implements `CheckpointSubject` as well.
 
     Joining is a collective call: an error of `join` is raised on all ranks.
     """
@@ -116,6 +116,15 @@ class LeaderRank:
     @property
     def saves(self) -> int:
         return self.concluded.saves
+
+    @property
+    def round(self) -> int:
+        """The round at the last call, the same on all ranks."""
+        return self.concluded.round
+
+    @property
+    def settled_steps(self) -> int:
+        return self.host.settled_steps
 
     @property
     def progress(self) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -54,37 +54,16 @@ class HeldTensor:
     def elements(self) -> int:
         return math.prod(self.size)
 
-    def to_message(self) -> dict[str, Any]:
-        spec = self.spec
-        return {
-            "name": spec.name,
-            "shape": spec.shape,
-            "dtype": spec.dtype,
-            "role": spec.role,
-            "digest": spec.digest,
-            "stage": self.stage,
-            "start": self.start,
-            "size": self.size,
-            "is_buffer": self.is_buffer,
-            "is_copy": self.is_copy,
-        }
-
     @classmethod
     def from_message(cls, fields: dict[str, Any]) -> HeldTensor:
-        spec = TensorSpec(
-            name=fields["name"],
-            shape=tuple(fields["shape"]),
-            dtype=fields["dtype"],
-            role=fields["role"],
-            digest=fields["digest"],
+        """Return the description that `asdict` has made plain values of."""
+        spec = {**fields.pop("spec")}
+        shape, start, size = (
+            tuple(values)
+            for values in (spec.pop("shape"), fields.pop("start"), fields.pop("size"))
         )
         return cls(
-            spec=spec,
-            stage=fields["stage"],
-            start=tuple(fields["start"]),
-            size=tuple(fields["size"]),
-            is_buffer=fields["is_buffer"],
-            is_copy=fields["is_copy"],
+            spec=TensorSpec(shape=shape, **spec), start=start, size=size, **fields
         )
 
 
@@ -136,13 +115,7 @@ class RankTensors:
         self._values[name] = tensor
         self.held_tensors.append(
             HeldTensor(
-                spec=TensorSpec(
-                    name=name,
-                    shape=spec.shape,
-                    dtype=spec.dtype,
-                    role=spec.role,
-                    digest=spec.digest,
-                ),
+                spec=replace(spec, name=name),
                 stage=stage.index,
                 start=start,
                 size=size,

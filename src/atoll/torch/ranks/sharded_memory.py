@@ -17,7 +17,7 @@ import numpy as np
 from atoll import wire
 from atoll.errors import CorruptError, UsageError
 from atoll.exchange import Frame
-from atoll.island.fragment import IslandFragment, UpdateInFlight
+from atoll.island.fragment import IslandFragment, SealTerms, UpdateInFlight
 from atoll.island.memory import WholeMemory, remaking
 from atoll.island.saved_state import SavedFragment, SavedIsland
 from atoll.protocol.island import RemainingWork
@@ -157,19 +157,11 @@ class ShardedMemory:
         self._memory.give(self._slots[slot.index], saved, remaining)
 
     def seal(
-        self,
-        slot: IslandFragment,
-        sealed: UpdateInFlight,
-        *,
-        seed: int,
-        decay: float,
-        is_difference: bool,
+        self, slot: IslandFragment, sealed: UpdateInFlight, terms: SealTerms
     ) -> tuple[np.ndarray, float]:
         body = self._memory.buffers.body(slot.up.body_bytes(slot.layout.elements))
         try:
-            norm = self.seal_parts(
-                slot, sealed, body, seed=seed, decay=decay, is_difference=is_difference
-            )
+            norm = self.seal_parts(slot, sealed, terms, body)
         except BaseException:
             self._memory.buffers.give_back(body)
             raise
@@ -180,25 +172,15 @@ class ShardedMemory:
         self,
         slot: IslandFragment,
         sealed: UpdateInFlight,
+        terms: SealTerms,
         body: OnlyLeader[np.ndarray],
-        *,
-        seed: int,
-        decay: float,
-        is_difference: bool,
     ) -> float:
         """Fill the leader's body with an update of all parts; return its norm.
 
         Raises:
             NonFinite: at the leader. The message has the parameter.
         """
-        return self._seal(
-            slot.index,
-            sealed,
-            body,
-            seed=seed,
-            decay=decay,
-            is_difference=is_difference,
-        )
+        return self._seal(slot.index, sealed, terms, body)
 
     def apply(self, slot: IslandFragment, agreed: Frame) -> None:
         state, header = slot.state, agreed.header
@@ -378,26 +360,22 @@ class ShardedMemory:
         return part
 
     def remake(
-        self, slot: IslandFragment, saved: SavedFragment, *, seed: int, decay: float
+        self, slot: IslandFragment, saved: SavedFragment, terms: SealTerms
     ) -> tuple[np.ndarray, float]:
         body = np.empty(slot.up.body_bytes(slot.layout.elements), np.uint8)
-        return body, self.remake_parts(slot, saved, body, seed=seed, decay=decay)
+        return body, self.remake_parts(slot, saved, terms, body)
 
     @on_all_ranks(Thread.BACKGROUND)
     def remake_parts(
         self,
         slot: IslandFragment,
         saved: SavedFragment,
+        terms: SealTerms,
         body: OnlyLeader[np.ndarray],
-        *,
-        seed: int,
-        decay: float,
     ) -> float:
         """Seal a saved update again: see `SavedStates.remake`."""
         with remaking(self._slots[slot.index], saved) as sealed:
-            return self._seal(
-                slot.index, sealed, body, seed=seed, decay=decay, is_difference=True
-            )
+            return self._seal(slot.index, sealed, terms, body)
 
     @on_all_ranks(Thread.TRAINING)
     def show_anchor(self, slot: IslandFragment) -> None:
@@ -421,28 +399,25 @@ class ShardedMemory:
         self,
         index: int,
         sealed: UpdateInFlight,
+        terms: SealTerms,
         body: np.ndarray | None,
-        *,
-        seed: int,
-        decay: float,
-        is_difference: bool,
     ) -> float:
         slot, parts, channel = self._slots[index], self._parts, self.ranks.works
         first_error = FirstError()
         if slot.residual is not None:
             sealed.residual_after = self._memory.buffers.vector(len(slot.residual))
-        writer = UpdateWriter(parts.ownership, index, slot, seed, body)
+        writer = UpdateWriter(parts.ownership, index, slot, terms.seed, body)
         for first, last in parts.chunks(index):
             cut = parts.cut(index, first, last)
             values = np.empty(cut.size, np.float32)
             want(
                 slot.layout,
-                None if is_difference else slot.state.anchor,
+                None if terms.is_difference else slot.state.anchor,
                 sealed.base[cut.compact],
                 cut.compact,
                 values,
                 residual=slot.residual,
-                decay=decay,
+                decay=terms.decay,
             )
             if sealed.residual_after is not None:
                 sealed.residual_after[cut.compact] = values

@@ -115,12 +115,13 @@ class Dispatcher:
         metrics = self._advance(opened, batch, rng, self.plan.times.in_air(number))
         if self.plan.overlap_steps:
             for flight in self.plan.times.landing(number):
-                self._land(opened, flight)
+                program = self.programs.land[flight.kind]
+                self._change(opened, flight, program, opened.flights[flight.kind])
             for flight in self.plan.times.sealing(number):
                 self._seal(opened, flight)
         else:
             for flight in self.plan.times.sealing(number):
-                self._round(opened, flight)
+                self._change(opened, flight, self.programs.round[flight.kind])
         return opened.closed(np.int32(number)), metrics
 
     def arguments(
@@ -175,22 +176,15 @@ class Dispatcher:
         )
         opened.take_residual(fragment, residual)
 
-    def _land(self, opened: OpenState, flight: Flight) -> None:
+    def _change(
+        self, opened: OpenState, flight: Flight, program: Program, *flights: Any
+    ) -> None:
+        """Change a fragment's leaves by a program that takes an outer step."""
         fragment = self.plan.fragments[flight.fragment]
         arrays, opened.drift = self._call(
-            self.programs.land[flight.kind],
+            program,
             opened.arrays_of(fragment),
-            opened.flights[flight.kind],
-            opened.drift,
-            self.address_of(flight),
-        )
-        opened.take(fragment, arrays)
-
-    def _round(self, opened: OpenState, flight: Flight) -> None:
-        fragment = self.plan.fragments[flight.fragment]
-        arrays, opened.drift = self._call(
-            self.programs.round[flight.kind],
-            opened.arrays_of(fragment),
+            *flights,
             opened.drift,
             self.address_of(flight),
         )

@@ -11,7 +11,7 @@ Fragments whose pieces have equal shapes are of one *kind*, and share their prog
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -52,13 +52,10 @@ class Piece:
 
     @property
     def shape(self) -> Shape:
-        if self.layers is None or self.leaf_spec.axis is None:
-            return self.leaf_spec.shape
-        before, after = (
-            self.leaf_spec.shape[: self.leaf_spec.axis],
-            self.leaf_spec.shape[self.leaf_spec.axis + 1 :],
-        )
-        return (*before, len(self.layers), *after)
+        shape, axis = self.leaf_spec.shape, self.leaf_spec.axis
+        if self.layers is None or axis is None:
+            return shape
+        return (*shape[:axis], len(self.layers), *shape[axis + 1 :])
 
     @property
     def layer_indices(self) -> NDArray[np.int32] | None:
@@ -175,9 +172,7 @@ def stacked(leaves: Sequence[Leaf], stacks: Mapping[str, int]) -> list[Leaf]:
                     f"{leaf.name!r} lies in two stacks, {leaf.stack!r} and {stack!r}. "
                     "Name one of them."
                 )
-            result[index] = Leaf(
-                leaf.name, leaf.shape, leaf.dtype, leaf.spec, stack, axis
-            )
+            result[index] = replace(leaf, stack=stack, axis=axis)
     return result
 
 

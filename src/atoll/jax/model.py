@@ -383,10 +383,11 @@ def path_name(path: Sequence[Any]) -> str:
     'layers.0.weight'
     """
     keys = path[:-1] if len(path) > 1 and path[-1] == _WRAPPED else path
-    return ".".join(map(_key_name, keys))
+    return ".".join(map(key_name, keys))
 
 
-def _key_name(key: object) -> str:
+def key_name(key: object) -> str:
+    """Return one key of a path as a name."""
     match key:
         case DictKey(key=name) | FlattenedIndexKey(key=name):
             return str(name)

@@ -302,18 +302,12 @@ def _from_upper_half(half: Array) -> Array:
 def _int8_encode(rows: Array) -> Encoded:
     """Return scales and codes: see `atoll.kernels.with_numpy`."""
     largest = jnp.max(jnp.abs(rows), axis=-1)
-    # XLA divides by one scalar by multiplying with its reciprocal: another number.
-    scale = jnp.minimum(largest / _like(largest, 127.0), float(INT8_MAX_SCALE))
+    scale = jnp.minimum(largest / _unfolded(127.0, largest), float(INT8_MAX_SCALE))
     scale = jnp.where(scale < TINY, 0.0, scale)
     scale = jnp.where(jnp.isfinite(largest), scale, jnp.nan)
     divisor = jnp.where(scale == 0.0, 1.0, scale)[..., None]
-    codes = jnp.clip(jnp.round(rows / _like(rows, divisor)), -127, 127)
+    codes = jnp.clip(jnp.round(rows / _unfolded(divisor, rows)), -127, 127)
     return scale, jnp.where(jnp.isnan(codes), 0.0, codes).astype(jnp.int8)
-
-
-def _like(x: Array, value: Array | float) -> Array:
-    """Return `value` as an array of which the compiler does not know that it is one."""
-    return lax.optimization_barrier(jnp.broadcast_to(jnp.float32(value), x.shape))
 
 
 def _int8_decode(encoded: Encoded) -> Array:

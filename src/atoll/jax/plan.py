@@ -28,9 +28,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from atoll.errors import ModelError, UsageError
 from atoll.jax import fragments as pieces
 from atoll.jax.fragments import Kind, Leaf, Piece
+from atoll.jax.model import key_name
 from atoll.jax.outer_step import Cut, Law, cut
 from atoll.jax.state import DilocoState, Drift, Flights, Timetable
 from atoll.settings import RunSettings
+from atoll.weights.layout import CARRIED_DTYPES
 
 TrainStep = Callable[[Any, Any, Any], tuple[Any, Any]]
 
@@ -99,11 +101,8 @@ class DilocoPlan:
 
     def abstract(self) -> DilocoState:
         """Return the shapes, dtypes and shardings of a whole state."""
-        islands = self.options.island_mesh.num_islands
         leaves = [
-            self._array(
-                (islands, *leaf.shape), leaf.dtype, (self.island_mesh.axis, *spec)
-            )
+            self._of_islands(leaf.shape, leaf.dtype, spec)
             for leaf, spec in zip(self._abstract, self.specs, strict=True)
         ]
         outer = self._tree([self._outer(leaf) for leaf in self._leaves()])
@@ -119,7 +118,7 @@ class DilocoPlan:
                 for kind, slots in zip(self.kinds, self.times.slots, strict=True)
             ),
             drift=Drift(
-                norm=self._array((count, islands), jnp.float32),
+                norm=self._array((count, self.island_mesh.num_islands), jnp.float32),
                 cosine=self._array((count,), jnp.float32),
             ),
         )
@@ -153,10 +152,8 @@ class DilocoPlan:
         return Flights(
             sealed=tuple(self._sealed(piece, slots) for piece in kind.pieces),
             at_seal=tuple(
-                self._array(
-                    (slots, self.island_mesh.num_islands, *piece.shape),
-                    piece.leaf_spec.dtype,
-                    (None, self.island_mesh.axis, *piece.leaf_spec.spec),
+                self._of_islands(
+                    piece.shape, piece.leaf_spec.dtype, piece.leaf_spec.spec, slots
                 )
                 for piece in kind.pieces
                 if self.law.rebases
@@ -173,17 +170,14 @@ class DilocoPlan:
         )
 
     def _sealed(self, piece: Piece, slots: int) -> tuple[Any, ...]:
-        islands = self.island_mesh.num_islands
-        shape = (islands, *piece.shape)
+        shape = (self.island_mesh.num_islands, *piece.shape)
         encoded = jax.eval_shape(
             lambda x: self.law.up.encode(self.law.up.fold(x, lead=1)),
             jax.ShapeDtypeStruct(shape, jnp.float32),
         )
         spec = () if self.law.up.block else piece.leaf_spec.spec
         return tuple(
-            self._array(
-                (slots, *part.shape), part.dtype, (None, self.island_mesh.axis, *spec)
-            )
+            self._of_islands(part.shape[1:], part.dtype, spec, slots)
             for part in encoded
         )
 
@@ -192,11 +186,7 @@ class DilocoPlan:
             return None
         return self._tree(
             [
-                self._array(
-                    (self.island_mesh.num_islands, *leaf.shape),
-                    jnp.float32,
-                    (self.island_mesh.axis, *leaf.spec),
-                )
+                self._of_islands(leaf.shape, jnp.float32, leaf.spec)
                 for leaf in self._leaves()
             ]
         )
@@ -223,6 +213,17 @@ class DilocoPlan:
     def _tree(self, leaves: Sequence[Any]) -> Any:
         return jax.tree.unflatten(self.lens.shape, leaves)
 
+    def _of_islands(
+        self, shape: Sequence[int], dtype: Any, spec: Spec, *slots: int
+    ) -> jax.ShapeDtypeStruct:
+        """Return an array of all islands, or one for each of the slots."""
+        mesh = self.island_mesh
+        return self._array(
+            (*slots, mesh.num_islands, *shape),
+            dtype,
+            (*[None] * len(slots), mesh.axis, *spec),
+        )
+
     def _array(
         self, shape: Sequence[int], dtype: Any, spec: Spec = ()
     ) -> jax.ShapeDtypeStruct:
@@ -234,9 +235,6 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         leaf = jax.typeof(leaf)  # a number of Python's, too, has the dtype JAX gives it
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
-CARRIED_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -285,14 +283,7 @@ def find(params_of: Callable[[Any], Any], state: Any) -> Lens:
 
 def name_of(path: Sequence[Any]) -> str:
     """Return a path of a tree as a name: `layers.3.w`."""
-    return ".".join(_step(key) for key in path)
-
-
-def _step(key: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):  # JAX has one class of key for each kind of tree
-            return str(getattr(key, attribute))
-    return str(key)
+    return ".".join(map(key_name, path))
 
 
 def _recognise(selected: Any, traced: Sequence[Any]) -> Lens:

@@ -6,7 +6,7 @@ A plain module is an island of one process, also inside a world of torch.distrib
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -39,7 +39,6 @@ class RankGroup:
     stages: tuple[Stage, ...]
     """The stages on this rank; a model that is no pipeline is its only stage."""
 
-    is_pipeline: bool
     has_own_data: bool
     """Whether the tokens of this rank are added to those of the others."""
 
@@ -103,13 +102,13 @@ def _group_of_module(module: torch.nn.Module) -> RankGroup | None:
     if isinstance(module, DistributedDataParallel):
         group = module.process_group
         ranks = tuple(dist.get_process_group_ranks(group))
-        return _team(ranks, _timeout_of(group), (stage,), is_pipeline=False)
+        return _rank_group(ranks, _timeout_of(group), (stage,))
     mesh = mesh_of(module)
     if mesh is None:
         return None
     ranks = tuple(sorted(mesh.mesh.flatten().tolist()))
     timeout = _timeout_of(mesh.get_group(0))
-    return _team(ranks, timeout, (stage,), is_pipeline=False)
+    return _rank_group(ranks, timeout, (stage,))
 
 
 def _group_of_stages(stages: tuple[Stage, ...]) -> RankGroup:
@@ -124,31 +123,19 @@ def _group_of_stages(stages: tuple[Stage, ...]) -> RankGroup:
     assert group is not None
     ranks = tuple(dist.get_process_group_ranks(group))
     inner = tuple(
-        Stage(
-            module=_inner(unwrapped(stage.module)),
-            index=stage.index,
-            num_stages=stage.num_stages,
-            names=stage.names,
-            ties=stage.ties,
-        )
-        for stage in stages
+        replace(stage, module=_inner(unwrapped(stage.module))) for stage in stages
     )
-    return _team(ranks, _timeout_of(group), inner, is_pipeline=True)
+    return _rank_group(ranks, _timeout_of(group), inner)
 
 
-def _team(
-    ranks: tuple[int, ...],
-    timeout: timedelta,
-    stages: tuple[Stage, ...],
-    *,
-    is_pipeline: bool,
+def _rank_group(
+    ranks: tuple[int, ...], timeout: timedelta, stages: tuple[Stage, ...]
 ) -> RankGroup:
     has_first = any(stage.index == 0 for stage in stages)
     return RankGroup(
         ranks=tuple(sorted(ranks)),
         timeout=timeout,
         stages=stages,
-        is_pipeline=is_pipeline,
         has_own_data=has_first and all(_has_own_data(stage.module) for stage in stages),
     )
 

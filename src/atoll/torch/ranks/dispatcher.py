@@ -16,22 +16,13 @@ from __future__ import annotations
 
 import inspect
 import threading
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import wraps
 from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    Concatenate,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from atoll.errors import CorruptError, RemoteError
 from atoll.island.fragment import SealTerms
@@ -162,7 +153,9 @@ ENCODINGS: dict[Any, Encoding] = {
 
 def _record(kind: type) -> Encoding:
     """Return the encoding of a dataclass, whose fields have encodings."""
-    fields = {name: ENCODINGS[hint] for name, hint in get_type_hints(kind).items()}
+    fields = {
+        name: ENCODINGS[hint] for name, hint in typing.get_type_hints(kind).items()
+    }
     return Encoding(
         lambda record: {n: fields[n].encode(getattr(record, n)) for n in fields},
         lambda values: kind(**{n: fields[n].decode(values[n]) for n in values}),
@@ -199,7 +192,7 @@ class RankDispatcher:
             if not inspect.isfunction(function) or function not in _MARKED:
                 continue
             method = _MARKED[function]
-            hints = get_type_hints(method.run, include_extras=True)
+            hints = typing.get_type_hints(method.run, include_extras=True)
             names = list(inspect.signature(method.run).parameters)[1:]
             self._methods[method.name] = method, target
             self._arguments[method.name] = {
@@ -322,10 +315,10 @@ class RankDispatcher:
 
     def _encoding(self, hint: Any) -> Encoding:
         """Return the encoding of an argument of this type."""
-        if get_origin(hint) is Annotated and LEADER in hint.__metadata__:
+        if typing.get_origin(hint) is Annotated and LEADER in hint.__metadata__:
             return Encoding(lambda value: None, lambda value: None)
         if isinstance(hint, UnionType):
-            kind, _ = get_args(hint)
+            kind, _ = typing.get_args(hint)
             return _optional(self._encoding(kind))
         encoding: Encoding = self._encodings[hint]
         return encoding

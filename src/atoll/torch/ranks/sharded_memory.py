@@ -22,18 +22,13 @@ from atoll.island.memory import WholeMemory, remaking
 from atoll.island.saved_state import SavedFragment, SavedIsland
 from atoll.protocol.island import RemainingWork
 from atoll.settings import RunSettings
+from atoll.torch.ranks import fragments
 from atoll.torch.ranks.channel import FirstError
 from atoll.torch.ranks.dispatcher import (
     OnlyLeader,
     RankDispatcher,
     Thread,
     on_all_ranks,
-)
-from atoll.torch.ranks.fragments import (
-    FragmentParts,
-    FragmentSummary,
-    filled,
-    summary_of,
 )
 from atoll.torch.ranks.ownership import Ownership
 from atoll.torch.ranks.view import RankView
@@ -105,7 +100,7 @@ class ShardedMemory:
         indices = range(len(ownership.layout))
         parts = tuple(ownership.part(rank, index) for index in indices)
         self._memory.lay_out(parts, settings)
-        self._parts, self._settings = FragmentParts(ownership, rank), settings
+        self._parts, self._settings = fragments.FragmentParts(ownership, rank), settings
 
     def begin(self, index: int, state: FragmentState | None) -> IslandFragment:
         part = self.begin_part(index, state, founds=state is None)
@@ -440,18 +435,22 @@ class ShardedMemory:
             np.subtract(residual, sent[cut.positions], out=residual)
 
     def _filled(
-        self, summaries: list[tuple[int, FragmentSummary]]
+        self, summaries: list[tuple[int, fragments.FragmentSummary]]
     ) -> list[IslandFragment]:
         """Return this rank's slots with the facts of the leader's."""
         saved = dict(enumerate(self._saved))
         return [
-            filled(self._slots[i], facts, self._updates.__getitem__, saved.get(i))
+            fragments.filled(
+                self._slots[i], facts, self._updates.__getitem__, saved.get(i)
+            )
             for i, facts in summaries
         ]
 
 
-def _summaries(slots: Sequence[IslandFragment]) -> list[tuple[int, FragmentSummary]]:
-    return [(slot.index, summary_of(slot)) for slot in slots]
+def _summaries(
+    slots: Sequence[IslandFragment],
+) -> list[tuple[int, fragments.FragmentSummary]]:
+    return [(slot.index, fragments.summary_of(slot)) for slot in slots]
 
 
 def _ignore(steps: int, settled: int) -> None:

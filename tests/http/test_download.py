@@ -19,8 +19,9 @@ from atoll.http import (
     download,
     ranged,
 )
-from atoll.http.client import RESUMES, at_most
+from atoll.http.client import at_most
 from atoll.http.server import Handle
+from atoll.retry import BROKEN_BODY
 from atoll.testing import Link
 from tests.http.certificates import Certificate, unchecked
 from tests.http.loopback import PATIENCE_S, listening
@@ -127,8 +128,8 @@ def test_tries_are_bounded_and_wait_longer_if_nothing_comes() -> None:
         download(lambda: get(caller, fetching), fetching, sleep=paused.append)
 
     assert fetching.filled_bytes == 4
-    assert paused[:6] == [0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
-    assert len(paused) == RESUMES
+    assert paused[:6] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
+    assert len(paused) + 1 == BROKEN_BODY.max_tries
 
 
 def test_another_body_comes_from_its_start() -> None:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from atoll.coordinator.app import Coordinator
-from atoll.island.connection import LEAVE_S
+from atoll.retry import LEAVE_S
 from atoll.security import Role, token_file
 from atoll.testing import Link
 from atoll.testing.fixtures import plain_settings

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from atoll.errors import NoSuchObject, Unreachable, UsageError
-from atoll.exchange.bucket.exchange import TRIES
+from atoll.retry import STORE_OUTAGE
 from atoll.simulate import FaultPlan, Latency, SimWorld, apply
 from atoll.simulate.hosts import SimRuntime
 from atoll.simulate.store import REQUEST_S, SENT_BYTES_PER_S, Bucket, SimStore
@@ -157,7 +157,7 @@ def test_a_patient_caller_gets_there_and_is_the_first_once() -> None:
     def act(name: str) -> Callable[[SimStore], object]:
         pause, rng = shore.world.scheduler.sleep, random.Random(name)
         return lambda store: RetryingStore(
-            store, sleep=pause, tries=TRIES, rng=rng
+            store, sleep=pause, policy=STORE_OUTAGE, rng=rng
         ).put_new("k", [name.encode()])
 
     for name in ("a", "b", "c"):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import StoreDenied, Unreachable
+from atoll.retry import STORE_REQUEST
 from atoll.store import (
     Data,
     MemoryStore,
     RetryingStore,
-    RetryPolicy,
 )
 
 
@@ -48,7 +49,7 @@ def test_what_fails_for_a_moment_is_asked_again() -> None:
     store = Failing("lost", "lost", "lost")
 
     assert patient(store, pauses_s).put_new("key", [b"1"])
-    assert pauses_s == list(RetryPolicy().waits_s(random.Random(1)))[:3]
+    assert pauses_s == list(STORE_REQUEST.pauses_s(random.Random(1)))[:3]
 
 
 def test_a_put_whose_answer_was_lost_is_ours() -> None:
@@ -79,7 +80,7 @@ def test_tries_end() -> None:
     store = Failing(*["lost"] * 99)
     with pytest.raises(Unreachable):
         patient(store, []).put_new("key", [b"1"])
-    assert store.asked == RetryPolicy().max_tries
+    assert store.asked == STORE_REQUEST.max_tries
 
 
 def test_a_permission_is_not_asked_for_again() -> None:
@@ -93,8 +94,8 @@ def test_a_permission_is_not_asked_for_again() -> None:
 @given(st.integers(1, 12), st.integers(0, 2**32))
 def test_waits_are_bounded(tries: int, seed: int) -> None:
     """One fewer than tries, none above the longest, none below half of its turn."""
-    bounds = RetryPolicy(max_tries=tries)
-    waits_s = list(bounds.waits_s(random.Random(seed)))
+    bounds = replace(STORE_REQUEST, max_tries=tries)
+    waits_s = list(bounds.pauses_s(random.Random(seed)))
     assert len(waits_s) == tries - 1
     for number, wait_s in enumerate(waits_s):
         longest_s = min(bounds.first_s * 2**number, bounds.longest_s)

@@ -9,33 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, cast
 
 from atoll import protocol
 from atoll.errors import (
     CorruptError,
-    DiskError,
     LeaseLost,
     NameKnown,
     RemoteError,
     RunMoved,
-    Unreachable,
 )
 from atoll.exchange import calls
 from atoll.exchange.base import Constants, Frame, Outcome, digest_error
 from atoll.protocol.model import bytes_of, to_bring
+from atoll.retry import COORDINATOR_CALL, DAMAGED_CONSTANT, retried
 from atoll.runtime import Runtime
 from atoll.weights import lay_out
 from atoll.wire import FrameKind, Header, blake3_digest
 from atoll.wire.digests import Bytes, view_of
 from atoll.wire.frame import voucher
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
-"""Between two attempts at a coordinator that does not answer; doubled each time."""
-
-KEEP_TRIES = 5
-"""Attempts to upload a constant from its beginning: a restarted coordinator has lost
-its parts, and a constant whose bytes do not have its digest is never accepted."""
 
 HEARTBEAT_S = 3.0
 """A fifth of the lease, so that several may be lost."""
@@ -161,26 +154,24 @@ class CoordinatorExchange:
     ) -> None:
         """Have the run keep the founder's constants. Implements `Keeper`."""
         for constant in to_bring(model, joined.settings):
-            for _ in range(KEEP_TRIES):
-                if self._keep(joined, constant, constants):
-                    break
-            else:
-                raise digest_error(constant)
+            keep = partial(self._keep, joined, constant, constants)
+            retried(keep, DAMAGED_CONSTANT, sleep=self._line.runtime.sleep)
 
     def _keep(
         self,
         joined: protocol.JoinReply,
         constant: protocol.TensorSpec,
         constants: Constants,
-    ) -> bool:
-        """Upload the missing bytes; False: the run has fewer than were uploaded."""
+    ) -> None:
+        """Upload the missing bytes; raise if the run has fewer than were uploaded."""
         size, stored = bytes_of(constant), self._upload(joined, constant, 0)
         for part in constants.parts(constant, stored) if stored < size else ():
             expected = stored + len(view_of(part))
             stored = self._upload(joined, constant, stored, part)
             if stored != expected:
                 break
-        return stored == size
+        if stored != size:
+            raise digest_error(constant)
 
     def _upload(
         self,
@@ -294,20 +285,9 @@ class CoordinatorExchange:
         return beat if self.stats is None else replace(beat, stats=self.stats())
 
     def _ask(self, call: calls.Call) -> calls.Reply:
-        # The outermost of five nested retries of one call, each for another failure:
-        # 1. here: the coordinator is unreachable or its disk fails. Repeat with
-        #    growing pauses until it answers; it may be restarting for minutes.
-        # 2. `_call`: the run has lost this incarnation. Join again, and repeat once.
-        # 3. `HttpLine._ask`: a reply does not verify. Ask for it again a few times.
-        # 4. `http.download`: a connection broke within a body. Resume at that byte.
-        # 5. `HttpClient.call`: an idle connection turned out closed. Open a new one.
-        pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                return self._call(call)
-            except (DiskError, Unreachable):
-                self._line.runtime.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        # The table of `atoll.retry` has the retries inside this one.
+        ask = partial(self._call, call)
+        return retried(ask, COORDINATOR_CALL, sleep=self._line.runtime.sleep)
 
     def _call(self, call: calls.Call) -> calls.Reply:
         """Call as a member; join again if the run has lost this incarnation."""

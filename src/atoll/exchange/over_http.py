@@ -8,8 +8,9 @@ every later call.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from atoll.errors import CorruptError, Refused, Unreachable
+from atoll.errors import Refused, Unreachable
 from atoll.exchange.api import (
     EncodedRequest,
     Incoming,
@@ -19,17 +20,12 @@ from atoll.exchange.api import (
     to_request,
 )
 from atoll.exchange.calls import Call, OutcomeCall, Reply
-from atoll.http import Download, HttpClient, download
+from atoll.http import BUSY, Download, HttpClient, download
 from atoll.http import HttpReply as HttpReply
+from atoll.retry import DAMAGED_REPLY, retried
 from atoll.runtime import SystemRuntime
 from atoll.weights import BodyPool
 from atoll.wire.digests import view_of
-
-CORRUPT_ATTEMPTS = 3
-"""Attempts at a call whose replies do not verify."""
-
-BUSY = (502, 503, 504)
-"""Statuses of a busy server, which keep a partly received body valid."""
 
 
 class HttpLine:
@@ -67,13 +63,8 @@ class HttpLine:
         self._caller.close()
 
     def _ask(self, call: Call) -> Reply:
-        # The third of five nested retries: see `CoordinatorExchange._ask`.
-        for _ in range(CORRUPT_ATTEMPTS - 1):
-            try:
-                return self._ask_once(call)
-            except CorruptError:
-                continue  # damaged in transit: the same call has the same reply
-        return self._ask_once(call)
+        ask = partial(self._ask_once, call)
+        return retried(ask, DAMAGED_REPLY, sleep=self.runtime.sleep)
 
     def _ask_once(self, call: Call) -> Reply:
         sent = to_request(call, run=self._run, proof=self.proofs.of(call))

@@ -4,7 +4,7 @@ Start reading at `listener.Listener`, then `server`; for the other side at
 `client.HttpClient`.
 """
 
-from atoll.http.client import Download, HttpClient, HttpReply, at_most, download
+from atoll.http.client import BUSY, Download, HttpClient, HttpReply, at_most, download
 from atoll.http.connection import ListenerLimits, origin_of
 from atoll.http.handshake import HandshakeFault
 from atoll.http.listener import Listener, ListenerCounts
@@ -22,6 +22,7 @@ from atoll.http.response import (
 )
 
 __all__ = [
+    "BUSY",
     "DeferredResponse",
     "Download",
     "FilePart",

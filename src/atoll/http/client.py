@@ -29,6 +29,7 @@ import h11
 
 from atoll.errors import CorruptError, Refused, Unreachable, UsageError
 from atoll.http.connection import MAX_VIEWS, unsent_views
+from atoll.retry import BROKEN_BODY, retried
 
 EXPECT_BYTES: Final = 256 * 1024
 """A larger body is sent only after the listener replied `100 Continue`."""
@@ -142,8 +143,7 @@ class HttpClient:
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
             is_repeatable=is_repeatable,
         )
-        # The innermost of five nested retries: an idle connection may turn out closed.
-        # `CoordinatorExchange._ask` lists all four.
+        # An idle connection may turn out closed: the innermost retry of `atoll.retry`.
         connection = self._take_idle()
         if connection is not None:
             try:
@@ -293,6 +293,9 @@ def _views(body: Body | None) -> tuple[memoryview, ...]:
 def _is_awaited(call: _Call) -> bool:
     return sum(map(len, call.views)) > EXPECT_BYTES
 
+
+BUSY: Final = (502, 503, 504)
+"""Statuses of a busy server, or of a proxy whose server is not up: ask again."""
 
 HEAD_BYTES: Final = 2**16
 JSON: Final = "application/json"
@@ -565,13 +568,6 @@ BodyBuffer = Callable[[int], memoryview]
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
-RESUMES: Final = 20
-"""How often one body is resumed; then the caller decides."""
-
-FIRST_PAUSE_S: Final = 0.2
-LONGEST_PAUSE_S: Final = 5.0
-"""Bounds of the pause before a resume; doubled after each attempt without progress."""
-
 
 class Download:
     """The memory for the body of a reply, and how much of it has arrived.
@@ -660,19 +656,13 @@ def download(
     Raises:
         Unreachable: no part has arrived, or it broke too often; a repetition is safe.
     """
-    # The fourth of five nested retries: see `CoordinatorExchange._ask`.
-    pause_s = FIRST_PAUSE_S
-    for _ in range(RESUMES):
-        before = fetching.filled_bytes
-        try:
-            return ask()
-        except Unreachable:
-            if not fetching.can_resume:
-                raise
-            has_moved = fetching.filled_bytes != before
-            pause_s = FIRST_PAUSE_S if has_moved else min(2 * pause_s, LONGEST_PAUSE_S)
-            sleep(pause_s)
-    return ask()
+    return retried(
+        ask,
+        BROKEN_BODY,
+        sleep=sleep,
+        may_retry=lambda fault, pause_s: fetching.can_resume,
+        progress=lambda: fetching.filled_bytes,
+    )
 
 
 def new_buffer(size: int) -> memoryview:

@@ -23,28 +23,15 @@ from atoll.errors import AtollError, Refused, Unreachable, UsageError
 from atoll.exchange import CollectiveRun, CoordinatorExchange
 from atoll.exchange.api import Info, parse_info
 from atoll.exchange.over_http import HttpLine
-from atoll.http import HttpClient, HttpReply
+from atoll.http import BUSY, HttpClient, HttpReply
 from atoll.http.client import ConnectionBroken
 from atoll.island.environment import CredentialPaths
 from atoll.island.identity import connection_key
+from atoll.retry import LEAVE_S, NOT_UP, NOT_UP_S, retried
 from atoll.runtime import Runtime, SystemRuntime
 
 CONNECT_S, SILENCE_S = 10.0, 30.0
 """Timeouts for the TCP connection, and for the first byte of a reply."""
-
-REACH_S = 60.0
-"""How long a connection is retried: the coordinator restarts, or starts after its
-islands."""
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
-"""Pause between two attempts; doubled each time."""
-
-NOT_YET = (502, 503, 504)
-"""Statuses of a proxy whose coordinator is not up."""
-
-LEAVE_S = 20.0
-"""How long an island that leaves waits for a coordinator that does not answer:
-schedulers often kill 30 s after SIGTERM, and a loop may take 5 s to react."""
 
 log = logging.getLogger("atoll")
 T = TypeVar("T")
@@ -88,7 +75,7 @@ def connect(
     island: str | None,
     paths: CredentialPaths,
     clock: Clock,
-    wait_s: float = REACH_S,
+    wait_s: float = NOT_UP_S,
     key: bytes | None = None,
     nonce: bytes | None = None,
 ) -> CoordinatorConnection:
@@ -133,7 +120,7 @@ def connect(
 
 
 def connect_read_only(
-    run: str, *, paths: CredentialPaths, clock: Clock, wait_s: float = REACH_S
+    run: str, *, paths: CredentialPaths, clock: Clock, wait_s: float = NOT_UP_S
 ) -> tuple[HttpClient, dict[str, str], Info]:
     """Return an HTTP client for a coordinator, without joining its run.
 
@@ -156,7 +143,7 @@ def wait_until_up(
     *,
     certificate: Path | None,
     clock: Clock,
-    wait_s: float = REACH_S,
+    wait_s: float = NOT_UP_S,
 ) -> None:
     """Return when a coordinator listens at `url`, before a call that is not repeatable.
 
@@ -166,7 +153,7 @@ def wait_until_up(
     _within(wait_s, ask, url, SystemRuntime(clock))
 
 
-class _NotYet(Exception):
+class _NotYet(Unreachable):
     """No coordinator is up, but one may come up; the cause is the transport error."""
 
 
@@ -174,18 +161,19 @@ def _within(
     wait_s: float, ask: Callable[[], T], url: security.RunUrl, runtime: Runtime
 ) -> T:
     """Repeat `ask` until a coordinator is up, for `wait_s` at most."""
-    until_s, pause_s = runtime.now_s() + wait_s, FIRST_PAUSE_S
-    while True:
-        try:
-            return ask()
-        except _NotYet as exc:
-            if runtime.now_s() + pause_s > until_s:
-                message = f"{exc} Atoll has retried for {wait_s:g} s."
-                raise Unreachable(message) from exc.__cause__
-            if pause_s == FIRST_PAUSE_S:
-                log.warning("retrying %s for %g s: %s", url, wait_s, exc)
-        runtime.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    until_s = runtime.now_s() + wait_s
+
+    def may_retry(fault: Exception, pause_s: float) -> bool:
+        goes_on = isinstance(fault, _NotYet) and runtime.now_s() + pause_s <= until_s
+        if goes_on and pause_s == NOT_UP.first_s:
+            log.warning("retrying %s for %g s: %s", url, wait_s, fault)
+        return goes_on
+
+    try:
+        return retried(ask, NOT_UP, sleep=runtime.sleep, may_retry=may_retry)
+    except _NotYet as exc:
+        message = f"{exc} Atoll has retried for {wait_s:g} s."
+        raise Unreachable(message) from exc.__cause__
 
 
 def _info(
@@ -216,7 +204,7 @@ def _answer(
         raise
     if reply.status in (401, 403):
         raise Refused(str(reply.json().get("message", "The token was refused.")))
-    if reply.status in NOT_YET:
+    if reply.status in BUSY:
         raise _NotYet(f"{url} answers {reply.status}. Is a coordinator there?")
     if reply.status != 200:
         raise Unreachable(f"{url} answers {reply.status}. Is a coordinator there?")

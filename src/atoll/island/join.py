@@ -42,6 +42,7 @@ from atoll.island.entry import PublishConstants
 from atoll.island.host import Host
 from atoll.island.saved_state import SavedIsland
 from atoll.island.signals import Interrupted, Termination, use_exit_codes
+from atoll.retry import LEAVE_S, NOT_UP_S
 from atoll.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -230,9 +231,6 @@ def _alone() -> RunSettings:
     )
 
 
-LEAVE_S = 20.0
-"""How long an island that leaves tries to reach the new address of its run."""
-
 ARRIVE_S = 0.1
 """Timeout of one attempt to reach the new coordinator of a run that has moved. It may
 start much later: between attempts the island pauses, and checks whether it leaves."""
@@ -293,14 +291,14 @@ class RunConnection:
     ) -> CoordinatorConnection | StoreConnection:
         """Return a connection to a run. Its code is imported only for its kind."""
         if run.startswith(("http://", "https://")):
-            from atoll.island.connection import REACH_S, connect
+            from atoll.island.connection import connect
 
             return connect(
                 run,
                 island=self._island,
                 paths=self._paths,
                 clock=self._clock,
-                wait_s=REACH_S if wait_s is None else wait_s,
+                wait_s=NOT_UP_S if wait_s is None else wait_s,
                 key=self._key,
                 nonce=self._nonce,
             )

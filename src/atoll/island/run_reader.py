@@ -7,9 +7,9 @@ own tensors, a rank its own rows.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -21,20 +21,22 @@ from atoll.exchange.api import Incoming
 from atoll.exchange.api.replies import parse_catalogue, read_failure
 from atoll.exchange.api.request_head import PROTOCOL, PROTOCOL_HEADER
 from atoll.exchange.base import PART_BYTES, digest_error
-from atoll.http import HttpClient, HttpReply
+from atoll.http import BUSY, HttpClient, HttpReply
 from atoll.island.environment import credentials_from_environment, run_from_environment
 from atoll.island.resume import fetch_state
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.protocol.model import DTYPES, ConstantCatalogue, bytes_of
+from atoll.retry import BUSY_FILE, retried
 from atoll.routes import ROUTE
+from atoll.runtime import SystemRuntime
 from atoll.safetensors import read_header
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState, lay_out
 from atoll.wire import blake3_digest
 from atoll.wire.digests import Bytes, view_of
 
-TRIES, PAUSE_S, FILE_S = 60, 0.5, 600.0
-"""Retries while the coordinator writes the anchor for an earlier request."""
+FILE_S = 600.0
+"""Timeout of a read: the coordinator may write the file first."""
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -108,18 +110,11 @@ class RemoteFile:
         """
         if begin == end:
             return np.empty(0, np.uint8)
-        for _ in range(TRIES):
-            part = self._ask(begin, end)
-            if part is not None:
-                return part
-            threading.Event().wait(PAUSE_S)
-        raise Unreachable(
-            f"The coordinator is busy, and did not send {self._target}. Try again "
-            "later."
+        return retried(
+            partial(self._ask, begin, end), BUSY_FILE, sleep=SystemRuntime().sleep
         )
 
-    def _ask(self, begin: int, end: int) -> np.ndarray | None:
-        """Return a part of the file; None: retry."""
+    def _ask(self, begin: int, end: int) -> np.ndarray:
         reply = self._caller.call(
             "GET",
             self._target,
@@ -127,8 +122,11 @@ class RemoteFile:
             timeout_s=FILE_S,
             is_repeatable=True,
         )
-        if reply.status in (502, 503, 504):
-            return None
+        if reply.status in BUSY:
+            raise Unreachable(
+                f"The coordinator is busy, and did not send {self._target}. Try again "
+                "later."
+            )
         if reply.status == 206:
             etag = reply.headers.get("etag", "")
             if self._etag and etag != self._etag:

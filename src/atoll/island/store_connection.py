@@ -13,16 +13,13 @@ from atoll.clock import Clock
 from atoll.errors import UsageError
 from atoll.exchange.bucket import BucketReader, StoreExchange
 from atoll.exchange.bucket.create import require_able, require_there
-from atoll.exchange.bucket.exchange import TRIES
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.view import BEAT_S, LEASE_S
 from atoll.island.environment import CredentialPaths
 from atoll.island.identity import connection_key
+from atoll.retry import LEAVE_S, STORE_OUTAGE
 from atoll.runtime import SystemRuntime
-
-LEAVE_S = 20.0
-"""How long an island that leaves waits for a store that does not answer."""
 
 log = logging.getLogger("atoll")
 
@@ -37,7 +34,7 @@ class RetriedStore:
 
     def use_long_retries(self) -> None:
         """Retry for minutes from now on: an outage must not end an island."""
-        self._patient.tries = TRIES
+        self._patient.policy = STORE_OUTAGE
 
     def costs(self) -> dict[str, float]:
         """Return the requests and bytes, under the names that loggers see."""

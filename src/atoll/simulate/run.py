@@ -17,9 +17,9 @@ from atoll.errors import AtollError, AtollWarning, Unreachable
 from atoll.exchange import CoordinatorExchange, Exchange
 from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
 from atoll.exchange.bucket.documents import SettingsDocument, packed
-from atoll.exchange.bucket.exchange import TRIES
 from atoll.exchange.bucket.view import LEASE_S as BUCKET_LEASE_S
 from atoll.protocol.membership import LEASE_S
+from atoll.retry import STORE_OUTAGE
 from atoll.settings import RunSettings
 from atoll.simulate.hosts import CoordinatorHost, SimLine, SimRuntime
 from atoll.simulate.invariants import InvariantWatch, Violation
@@ -383,7 +383,9 @@ class BucketExchangeFactory:
         runtime = SimRuntime(self._world, process)
         store = SimStore(self._world, process)
         rng = random.Random(f"{self._world.scheduler.seed} {process.name} {number}")
-        retrying = RetryingStore(store, sleep=runtime.sleep, tries=TRIES, rng=rng)
+        retrying = RetryingStore(
+            store, sleep=runtime.sleep, policy=STORE_OUTAGE, rng=rng
+        )
         watched = WatchedStore(retrying, self.referee, process, self._bucket.troubles)
         reader = self._open_reader(watched, runtime)
         watched.reader = reader

@@ -19,7 +19,6 @@ from atoll.store.client import (
     RangedStore,
     RequestCounts,
     RetryingStore,
-    RetryPolicy,
     probe,
     require_put_new,
 )
@@ -37,7 +36,6 @@ __all__ = [
     "ProbedStore",
     "RangedStore",
     "RequestCounts",
-    "RetryPolicy",
     "RetryingStore",
     "Store",
     "StoreTraits",

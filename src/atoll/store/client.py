@@ -34,6 +34,7 @@ from itertools import count
 from typing import TypeVar
 
 from atoll.errors import Unreachable, UsageError
+from atoll.retry import STORE_REQUEST, RetryPolicy, retried
 from atoll.store import base
 
 CONCURRENCY = 4
@@ -234,22 +235,6 @@ class ProbedStore:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class RetryPolicy:
-    """The number of attempts of a request, and the pauses between them."""
-
-    max_tries: int = 6
-    first_s: float = 0.25
-    longest_s: float = 8.0
-
-    def waits_s(self, rng: random.Random) -> Iterator[float]:
-        """Yield the pauses between attempts: doubled each time, half of each random."""
-        longest_s = self.first_s
-        for _ in range(self.max_tries - 1):
-            yield rng.uniform(0.5, 1.0) * min(longest_s, self.longest_s)
-            longest_s *= 2
-
-
 class RetryingStore:
     """Repeats requests to another store that fail. Implements `Store`.
 
@@ -262,13 +247,12 @@ class RetryingStore:
         store: base.Store,
         *,
         sleep: Callable[[float], None] | None = None,
-        tries: RetryPolicy | None = None,
+        policy: RetryPolicy = STORE_REQUEST,
         rng: random.Random | None = None,
     ) -> None:
         self._store = store
         self._sleep = sleep or _sleep
-        self.tries = tries or RetryPolicy()
-        self._rng = rng or random.Random()
+        self.policy, self._rng = policy, rng
 
     @property
     def traits(self) -> base.StoreTraits:
@@ -315,14 +299,7 @@ class RetryingStore:
         return True
 
     def _retry(self, act: Callable[[], T]) -> T:
-        waits_s = self.tries.waits_s(self._rng)
-        while True:
-            try:
-                return act()
-            except Unreachable:
-                if (wait_s := next(waits_s, None)) is None:
-                    raise
-            self._sleep(wait_s)
+        return retried(act, self.policy, sleep=self._sleep, rng=self._rng)
 
 
 def _sleep(seconds: float) -> None:

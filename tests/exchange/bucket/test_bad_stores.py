@@ -13,6 +13,7 @@ import pytest
 from atoll.errors import CorruptError, Unreachable
 from atoll.exchange.bucket import keys
 from atoll.exchange.bucket.create import make_run
+from atoll.retry import RetryPolicy
 from atoll.store import (
     FileStore,
     Item,
@@ -20,7 +21,6 @@ from atoll.store import (
     ProbedStore,
     RangedStore,
     RetryingStore,
-    RetryPolicy,
     Store,
 )
 from tests.exchange.bucket.test_bad_input import (
@@ -105,7 +105,7 @@ class Vanishing:
 
 def trained_until_it_vanishes(store: Store, vanish: Callable[[], object]) -> str:
     """Return what an island is told whose store goes in the second round."""
-    brief = RetryingStore(store, tries=RetryPolicy(max_tries=2, first_s=0.01))
+    brief = RetryingStore(store, policy=RetryPolicy(max_tries=2, first_s=0.01))
     make_run(store, settings(1), url=URL)
     second = keys.round_prefix(0, 2)
     with pytest.raises(Unreachable) as told:

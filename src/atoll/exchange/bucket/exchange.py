@@ -34,7 +34,6 @@ from atoll.exchange.bucket.view import BEAT_S, RunView
 from atoll.protocol.events import Welcome
 from atoll.protocol.join_leave import reply_to
 from atoll.protocol.rounds import Round, another_stands
-from atoll.store import RetryPolicy
 
 log = logging.getLogger("atoll")
 
@@ -475,12 +474,6 @@ def put_roster(reader: BucketReader, document: documents.RosterDocument) -> None
 
 FIRST_S, GROWTH, LONGEST_S = 0.05, 1.4, 3.0
 """The first pause between two polls, its growth per poll, and the longest pause."""
-
-TRIES = RetryPolicy(max_tries=40)
-"""Retries of a store that does not answer: for about five minutes.
-
-No work is lost meanwhile, and every other island waits for the same store.
-"""
 
 
 class PollBackoff:

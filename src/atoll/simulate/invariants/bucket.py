@@ -28,11 +28,12 @@ from atoll.exchange.bucket.documents import (
     StandingUpdate,
     parse,
 )
-from atoll.exchange.bucket.exchange import FRESH_S, TRIES
+from atoll.exchange.bucket.exchange import FRESH_S
 from atoll.exchange.bucket.keys import IncarnationKey
 from atoll.exchange.bucket.means import Pieces
 from atoll.protocol import Reception
 from atoll.protocol.island import CARRIED_ROUNDS
+from atoll.retry import STORE_OUTAGE
 from atoll.settings import RunSettings
 from atoll.simulate.hosts import SimRuntime
 from atoll.simulate.invariants.claims import (
@@ -265,7 +266,7 @@ class BucketReferee:
 LOOK_S = 1.5
 """Time from the poll of a round to the decision to close it, without faults."""
 
-CALM_S = REQUEST_S + TRIES.longest_s
+CALM_S = REQUEST_S + STORE_OUTAGE.longest_s
 """Longest time for which a request may still be retried after the last fault."""
 
 

@@ -14,14 +14,14 @@ from typing import Protocol
 
 from atoll.exchange import Frame, Outcome
 from atoll.exchange.bucket import view as bucket
-from atoll.exchange.bucket.exchange import LONGEST_S, TRIES
+from atoll.exchange.bucket.exchange import LONGEST_S
 from atoll.exchange.bucket.outcomes import GRACE_S
 from atoll.exchange.calls import SMALL_BYTES
-from atoll.exchange.coordinator import LONGEST_PAUSE_S
 from atoll.island import Host
 from atoll.island.fragment import IslandFragment
 from atoll.island.numpy_model import VectorView
 from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
+from atoll.retry import COORDINATOR_CALL, STORE_OUTAGE
 from atoll.settings import RunSettings
 from atoll.simulate.invariants.claims import (
     BOUNDED,
@@ -284,14 +284,14 @@ def longest_silence_s(settings: RunSettings, *, step_s: float) -> float:
     In the worst case the open round waits for an island that has just died: its lease
     runs out after `LEASE_S`, or it is late after `deadline_max_s`, whichever the
     coordinator's clock (up to a tenth slow) reaches last. The others may each have to
-    notice that the coordinator has restarted (`LONGEST_PAUSE_S` and one call), fetch an
-    outcome they missed (one call), and then train a full window before they seal,
+    notice that the coordinator has restarted (a pause and one call), fetch an outcome
+    they missed (one call), and then train a full window before they seal,
     which the slowest clock does not lengthen since steps take true time. An update
     that was lost is sent again with the next long poll: one more call and pause.
     """
     window_s = settings.sync.sync_every * step_s
     waits_s = 1.1 * (LEASE_S + HEARTBEAT_S + settings.limits.deadline_max_s)
-    return waits_s + 2 * window_s + 3 * (CALL_S + LONGEST_PAUSE_S)
+    return waits_s + 2 * window_s + 3 * (CALL_S + COORDINATOR_CALL.longest_s)
 
 
 def longest_wait_s(settings: RunSettings, *, step_s: float, islands: int) -> float:
@@ -305,7 +305,7 @@ def longest_wait_s(settings: RunSettings, *, step_s: float, islands: int) -> flo
     window_s = settings.sync.sync_every * step_s
     beat_s = bucket.BEAT_S + REQUEST_S
     waits_s = 1.1 * (bucket.LEASE_S + 3 * beat_s + settings.limits.deadline_max_s)
-    looks_s = 3 * (LONGEST_S + TRIES.longest_s + REQUEST_S)
+    looks_s = 3 * (LONGEST_S + STORE_OUTAGE.longest_s + REQUEST_S)
     return waits_s + 2 * window_s + looks_s + islands * (GRACE_S + REQUEST_S)
 
 

@@ -13,6 +13,7 @@ fault, and passes every other on to the one around it.
 | `DAMAGED_CONSTANT` | a constant did not arrive whole | `CoordinatorExchange` |
 | `NOT_UP` | no coordinator is up yet | `island.connection` |
 | `BUSY_FILE` | the coordinator writes the file first | `island.run_reader` |
+| `ABSENT_OBJECT` | another rank has not put its part yet | `exchange.all_reduce` |
 | `STORE_REQUEST` | a request to a store fails | `store.RetryingStore` |
 | `STORE_OUTAGE` | the same, for an island that trains | `store.RetryingStore` |
 
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
-from atoll.errors import CorruptError, DiskError, Unreachable
+from atoll.errors import CorruptError, DiskError, NoSuchObject, Unreachable
 
 T = TypeVar("T")
 
@@ -46,7 +47,8 @@ class RetryPolicy:
 
     first_s: float = 0.2
     longest_s: float = 5.0
-    """Bounds of a pause; each is twice the one before."""
+    growth: float = 2.0
+    """The first pause, the bound of a pause, and its growth per attempt."""
 
     is_random: bool = False
     """Whether half of each pause is random, so that islands that failed together do not
@@ -58,7 +60,7 @@ class RetryPolicy:
         for _ in count() if self.max_tries is None else range(self.max_tries - 1):
             share = (rng or random).uniform(0.5, 1.0) if self.is_random else 1.0
             yield share * pause_s
-            pause_s = min(2 * pause_s, self.longest_s)
+            pause_s = min(self.growth * pause_s, self.longest_s)
 
 
 BROKEN_BODY = RetryPolicy(max_tries=21)
@@ -73,6 +75,11 @@ NOT_UP = RetryPolicy()
 """The coordinator restarts, or starts after its islands."""
 
 BUSY_FILE = RetryPolicy(max_tries=60, first_s=0.5, longest_s=0.5)
+ABSENT_OBJECT = RetryPolicy(
+    faults=(NoSuchObject,), first_s=0.02, growth=1.5, is_random=True
+)
+"""Ten minutes of waiting for a rank cost about 130 reads."""
+
 STORE_REQUEST = RetryPolicy(max_tries=6, first_s=0.25, longest_s=8.0, is_random=True)
 STORE_OUTAGE = RetryPolicy(max_tries=40, first_s=0.25, longest_s=8.0, is_random=True)
 """An outage of a few minutes must not end an island."""

@@ -13,7 +13,6 @@ Rule 2: a rank removes only the objects that it has put.
 from __future__ import annotations
 
 import json
-import random
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from typing import TypeVar
 from atoll.clock import Clock
 from atoll.errors import CorruptError, NoSuchObject, Unreachable, UsageError
 from atoll.exchange.all_reduce.frames import ReduceTerms
+from atoll.retry import ABSENT_OBJECT, retried
 from atoll.store import (
     CountedStore,
     Data,
@@ -42,9 +42,6 @@ T = TypeVar("T")
 
 CONCURRENCY = 4
 """Threads that wait for objects and read them."""
-
-FIRST_S, GROWTH, LONGEST_S = 0.02, 1.5, 5.0
-"""Pauses between polls: ten minutes of waiting for a rank cost about 130 reads."""
 
 
 class TooLate(Exception):
@@ -127,14 +124,12 @@ class ObjectWait:
         Raises:
             TooLate: the object did not exist in time, or another wait has failed.
         """
-        for pause_s in _pauses_s():
-            try:
-                return read()
-            except NoSuchObject as exc:
-                left_s = self._deadline.left_s
-                if left_s <= 0 or self._is_cancelled.wait(min(pause_s, left_s)):
-                    raise TooLate from exc
-        raise AssertionError("pauses never end")
+        return retried(read, ABSENT_OBJECT, sleep=self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        left_s = self._deadline.left_s
+        if left_s <= 0 or self._is_cancelled.wait(min(seconds, left_s)):
+            raise TooLate
 
     def run_all(self, acts: Sequence[Callable[[], T]]) -> list[T]:
         """Call all of them concurrently; raise the first error of one of them."""
@@ -150,13 +145,6 @@ class ObjectWait:
                 # A wait that was cancelled because of another's error is not the cause.
                 raise min(errors, key=lambda exc: isinstance(exc, TooLate))
             return [future.result() for future in futures]
-
-
-def _pauses_s() -> Iterator[float]:
-    pause_s = FIRST_S
-    while True:
-        yield random.uniform(0.5, 1.0) * pause_s
-        pause_s = min(pause_s * GROWTH, LONGEST_S)
 
 
 FORMAT = 1

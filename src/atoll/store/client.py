@@ -26,6 +26,7 @@ from __future__ import annotations
 import random
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -79,16 +80,9 @@ class RangedStore:
             concurrency,
         )
         self._threads = ThreadPoolExecutor(concurrency, "atoll-store")
-
-    @property
-    def traits(self) -> base.StoreTraits:
-        return self._store.traits
-
-    def put_new(self, key: str, parts: Sequence[base.Data]) -> bool:
-        return self._store.put_new(key, parts)
-
-    def put(self, key: str, parts: Sequence[base.Data]) -> None:
-        self._store.put(key, parts)
+        self.traits = store.traits
+        self.put_new, self.put = store.put_new, store.put
+        self.items, self.remove = store.items, store.remove
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
         base.window(0, first, size)
@@ -135,12 +129,6 @@ class RangedStore:
         finally:
             for _, future in reads:
                 future.cancel()
-
-    def items(self, prefix: str) -> list[base.Item]:
-        return self._store.items(prefix)
-
-    def remove(self, keys: Iterable[str]) -> None:
-        self._store.remove(keys)
 
     def close(self) -> None:
         """Stop its threads, after the reads in progress."""
@@ -210,12 +198,8 @@ class ProbedStore:
 
     def __init__(self, store: base.Store) -> None:
         self._store, self.traits = store, probe(store)
-
-    def put_new(self, key: str, parts: Sequence[base.Data]) -> bool:
-        return self._store.put_new(key, parts)
-
-    def put(self, key: str, parts: Sequence[base.Data]) -> None:
-        self._store.put(key, parts)
+        self.put_new, self.put = store.put_new, store.put
+        self.items, self.remove = store.items, store.remove
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
         if self.traits.has_ranges:
@@ -224,12 +208,6 @@ class ProbedStore:
         content = self._store.get(key)
         begin, end = base.window(len(content), first, size)
         return content[begin:end]
-
-    def items(self, prefix: str) -> list[base.Item]:
-        return self._store.items(prefix)
-
-    def remove(self, keys: Iterable[str]) -> None:
-        self._store.remove(keys)
 
 
 T = TypeVar("T")
@@ -246,12 +224,12 @@ class RetryingStore:
         self,
         store: base.Store,
         *,
-        sleep: Callable[[float], None] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
         policy: RetryPolicy = STORE_REQUEST,
         rng: random.Random | None = None,
     ) -> None:
         self._store = store
-        self._sleep = sleep or _sleep
+        self._sleep = sleep
         self.policy, self._rng = policy, rng
 
     @property
@@ -300,10 +278,6 @@ class RetryingStore:
 
     def _retry(self, act: Callable[[], T]) -> T:
         return retried(act, self.policy, sleep=self._sleep, rng=self._rng)
-
-
-def _sleep(seconds: float) -> None:
-    threading.Event().wait(seconds)
 
 
 USD_PER_1000_WRITES = 0.005

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from atoll.exchange.over_http import HttpLine
-from atoll.http import HttpClient, HttpReply
+from atoll.http import Download, HttpClient, HttpReply
 from atoll.security import Role, authorization, read_token, token_file
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -104,7 +104,7 @@ class Served:
         caller = HttpClient(*self.address, timeout_s=LONG_S, connect_timeout_s=10.0)
         try:
             headers = self.shown(Role.OPERATOR)
-            return caller.call(method, target, headers=headers, into=into)
+            return caller.call(method, target, headers=headers, fetching=Download(into))
         finally:
             caller.close()
 

@@ -27,7 +27,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from atoll.http import HttpClient
+from atoll.http import Download, HttpClient
 
 FLOOR = "raw socket"
 AT_ONCE = 4
@@ -118,7 +118,9 @@ class OverHttp:
         assert self._caller.call("PUT", f"/{first}", body=[view]).status == 200
 
     def get(self, place: memoryview) -> None:
-        reply = self._caller.call("GET", "/0", into=lambda size: place[:size])
+        reply = self._caller.call(
+            "GET", "/0", fetching=Download(lambda size: place[:size])
+        )
         assert len(reply.body) == len(place)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from atoll.clock import SystemClock
 from atoll.http import HttpClient, Listener, ListenerLimits, Request, Response
 from atoll.http.handshake import OnHandshakeFault
-from atoll.http.registry import OnClosed, OnShed
-from atoll.http.server import Handle, OnError
+from atoll.http.registry import OnClosed, OnError, OnShed
+from atoll.http.server import Handle
 from tests.http.certificates import Certificate, unchecked
 
 PATIENCE_S = 10.0
@@ -64,10 +64,8 @@ class Dialogue:
         return self.hear()
 
     def hear(self) -> Heard:
-        """Return the next response; a body ends by its length or its chunks."""
+        """Return the next response; a body ends by its length."""
         status, headers = self.hear_head()
-        if headers.get("transfer-encoding") == "chunked":
-            return Heard(status, headers, b"".join(self.hear_chunks()))
         body = self._file.read(int(headers.get("content-length", "0")))
         return Heard(status, headers, body)
 
@@ -80,12 +78,6 @@ class Dialogue:
             name, _, value = field.decode("latin-1").partition(": ")
             headers[name] = value
         return int(line.split()[1]), headers
-
-    def hear_chunks(self) -> Iterator[bytes]:
-        while size := int(self._file.readline(), 16):
-            yield self._file.read(size)
-            self._file.readline()
-        self._file.readline()
 
     def hear_bytes(self, size: int) -> bytes:
         return self._file.read(size)

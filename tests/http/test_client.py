@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import CorruptError, Refused, Unreachable, UsageError
-from atoll.http import HttpClient, Request, Response, as_json
+from atoll.http import Download, HttpClient, Request, Response, as_json
 from tests.http.certificates import Certificate, make, unchecked
 from tests.http.loopback import PATIENCE_S, calling, hello, listening
 
@@ -71,7 +71,10 @@ def test_a_body_goes_and_comes_back(
     ):
         whole = caller.call("PUT", "/a", body=DATA[:size])
         reply = caller.call(
-            "PUT", "/a?b=c", body=PARTS, into=lambda size: memoryview(place)[:size]
+            "PUT",
+            "/a?b=c",
+            body=PARTS,
+            fetching=Download(lambda size: memoryview(place)[:size]),
         )
 
     assert bytes(whole.body) == DATA[:size]
@@ -120,7 +123,8 @@ def test_a_refusal_comes_before_a_large_body_is_sent() -> None:
 
     with listening(refuse) as listener, calling(listener) as caller:
         place = bytearray(10)
-        reply = caller.call("PUT", "/", body=DATA, into=lambda _: memoryview(place))
+        fetching = Download(lambda _: memoryview(place))
+        reply = caller.call("PUT", "/", body=DATA, fetching=fetching)
 
         assert (reply.status, reply.json()) == (409, {"error": "stale"})
         assert caller.bytes_sent < 1000
@@ -128,14 +132,15 @@ def test_a_refusal_comes_before_a_large_body_is_sent() -> None:
         assert caller.call("GET", "/").status == 409
 
 
-def test_progress_is_told_for_both_ways() -> None:
-    """Moved bytes grow to their total, for the upload and then for the reply."""
+def test_progress_is_told() -> None:
+    """Received bytes grow to their total."""
     told: list[tuple[int, int]] = []
     with listening(echo) as listener, calling(listener) as caller:
-        caller.call("PUT", "/", body=DATA, progress=lambda *said: told.append(said))
+        fetching = Download(progress=lambda *said: told.append(said))
+        caller.call("PUT", "/", body=DATA, fetching=fetching)
 
     total = len(DATA)
-    assert told.count((total, total)) == 2
+    assert told.count((total, total)) == 1
     assert all(moved <= total == of for moved, of in told)
 
 
@@ -341,8 +346,9 @@ def test_what_cannot_be_asked_is_the_callers_fault() -> None:
             caller.call("GET", "/a b")
         with pytest.raises(UsageError, match="cannot be sent"):
             caller.call("GET", "/", headers={"x": "a\r\nb: c"})
+        small = Download(lambda _: memoryview(bytearray(2)))
         with pytest.raises(UsageError, match="2 bytes of memory were given for 5"):
-            caller.call("GET", "/", into=lambda _: memoryview(bytearray(2)))
+            caller.call("GET", "/", fetching=small)
 
         assert bytes(caller.call("GET", "/").body) == b"hello"
 

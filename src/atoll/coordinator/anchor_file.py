@@ -26,7 +26,7 @@ from atoll.coordinator.spool import nameless, write_all
 from atoll.coordinator.states import StateFile, try_lock
 from atoll.coordinator.threads import ThreadedService
 from atoll.errors import CorruptError, Refused
-from atoll.http import FilePart, FileParts
+from atoll.http import FilePart
 from atoll.journal import (
     JournaledAnchors,
 )
@@ -59,7 +59,7 @@ class AnchorFile:
     """An anchor in an anonymous file, and the parts to send."""
 
     file: StateFile
-    body: FileParts
+    body: tuple[FilePart, ...]
 
     @property
     def digest(self) -> str:
@@ -187,7 +187,7 @@ class AnchorFiles:
         )
         return AnchorFile(file, self._parts(plan, handle))
 
-    def _parts(self, plan: FilePlan, handle: int) -> FileParts:
+    def _parts(self, plan: FilePlan, handle: int) -> tuple[FilePart, ...]:
         """Return the parts to send: the file, with constants in its holes."""
         parts, position = [], 0
         for constant in plan.constants:
@@ -201,7 +201,7 @@ class AnchorFiles:
         parts.append(
             FilePart(file=handle, first=position, length=plan.size_bytes - position)
         )
-        return FileParts(tuple(part for part in parts if part.length))
+        return tuple(part for part in parts if part.length)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,8 @@ from atoll.http.request import Request, RequestBody, ranged
 from atoll.http.response import (
     DeferredResponse,
     FilePart,
-    FileParts,
     Problem,
     Response,
-    ResponseStream,
     as_json,
     as_problem,
 )
@@ -26,7 +24,6 @@ __all__ = [
     "DeferredResponse",
     "Download",
     "FilePart",
-    "FileParts",
     "HandshakeFault",
     "HttpClient",
     "HttpReply",
@@ -37,7 +34,6 @@ __all__ = [
     "Request",
     "RequestBody",
     "Response",
-    "ResponseStream",
     "ShedReason",
     "as_json",
     "as_problem",

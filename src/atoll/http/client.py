@@ -48,9 +48,13 @@ class _Call:
     headers: Mapping[str, str]
     views: tuple[memoryview, ...]
     fetching: Download
-    progress: Progress | None
     timeout_s: float
     is_repeatable: bool
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the body is sent only after the listener replied `100 Continue`."""
+        return sum(map(len, self.views)) > EXPECT_BYTES
 
 
 class HttpClient:
@@ -90,19 +94,19 @@ class HttpClient:
     @property
     def bytes_sent(self) -> int:
         """Bytes sent over all connections, heads included, before encryption."""
-        with self._lock:
-            open_ = [*self._idle, *self._busy]
-            return self._past_bytes[0] + sum(
-                connection.bytes_sent for connection in open_
-            )
+        return self._moved_bytes()[0]
 
     @property
     def bytes_received(self) -> int:
+        return self._moved_bytes()[1]
+
+    def _moved_bytes(self) -> tuple[int, int]:
         with self._lock:
-            open_ = [*self._idle, *self._busy]
-            return self._past_bytes[1] + sum(
-                connection.bytes_received for connection in open_
-            )
+            sent, received = self._past_bytes
+            for connection in (*self._idle, *self._busy):
+                sent += connection.bytes_sent
+                received += connection.bytes_received
+        return sent, received
 
     def call(
         self,
@@ -111,8 +115,6 @@ class HttpClient:
         *,
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
-        into: BodyBuffer | None = None,
-        progress: Progress | None = None,
         fetching: Download | None = None,
         timeout_s: float | None = None,
         is_repeatable: bool = False,
@@ -121,10 +123,8 @@ class HttpClient:
 
         Args:
             target: path and query, encoded.
-            into: called with the length of a body, returns the memory for it; not
-                called for JSON and for the body of an error.
-            progress: called with the bytes moved and their total, for either body.
-            fetching: replaces `into`; resumes after the bytes it already has.
+            fetching: the memory for the body of the reply, unless that is JSON or an
+                error; resumed after the bytes it already has.
             timeout_s: replaces the client's own timeout, e.g. for a long poll.
 
         Raises:
@@ -138,8 +138,7 @@ class HttpClient:
             target=target,
             headers=headers or {},
             views=_views(body),
-            fetching=fetching or Download(into, progress),
-            progress=progress,
+            fetching=fetching or Download(),
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
             is_repeatable=is_repeatable,
         )
@@ -171,15 +170,7 @@ class HttpClient:
     def _request(self, connection: ClientConnection, call: _Call) -> HttpReply:
         is_reusable = False
         try:
-            reply = connection.request(
-                self._head(call, connection.parser),
-                call.views,
-                is_awaited=_is_awaited(call),
-                method=call.method,
-                fetching=call.fetching,
-                progress=call.progress,
-                timeout_s=call.timeout_s,
-            )
+            reply = connection.request(self._head(call, connection.parser), call)
             is_reusable = connection.is_reusable
             return reply
         finally:
@@ -190,7 +181,7 @@ class HttpClient:
         size = sum(map(len, call.views))
         if size or call.method in {"PUT", "POST"}:
             headers["content-length"] = str(size)
-        if _is_awaited(call):
+        if call.is_awaited:
             headers["expect"] = "100-continue"
         try:
             event = h11.Request(
@@ -290,10 +281,6 @@ def _views(body: Body | None) -> tuple[memoryview, ...]:
     return tuple(part.cast("B") for part in parts if part.nbytes)
 
 
-def _is_awaited(call: _Call) -> bool:
-    return sum(map(len, call.views)) > EXPECT_BYTES
-
-
 BUSY: Final = (502, 503, 504)
 """Statuses of a busy server, or of a proxy whose server is not up: ask again."""
 
@@ -367,41 +354,32 @@ class ClientConnection:
     def close(self) -> None:
         self._sock.close()
 
-    def request(
-        self,
-        head: bytes,
-        views: Sequence[memoryview],
-        *,
-        is_awaited: bool,
-        method: str,
-        fetching: Download,
-        progress: Progress | None,
-        timeout_s: float,
-    ) -> HttpReply:
+    def request(self, head: bytes, call: _Call) -> HttpReply:
         """Send a request and return its reply, once.
 
-        `progress` is called for the sent body; `fetching` reports the received one.
-
         Raises:
-            ConnectionBroken: the connection failed; close it. `fetching` keeps the
-                received bytes.
+            ConnectionBroken: the connection failed; close it. The call's `fetching`
+                keeps the received bytes.
             CorruptError: the reply is too long, or is not the requested range; close
                 the connection.
         """
         self.is_reusable = False
         self._received_before = self.bytes_received
         self._is_untouched = True
-        self._sock.settimeout(timeout_s)
+        self._sock.settimeout(call.timeout_s)
         try:
-            event = self._send(head, views, is_awaited=is_awaited, progress=progress)
-            reply = self._reply(event, method=method, fetching=fetching)
+            reply = self._reply(self._send(head, call), call)
         except TimeoutError as exc:
-            reason = f"nothing moved for {timeout_s:g} s"
+            reason = f"nothing moved for {call.timeout_s:g} s"
             raise ConnectionBroken(
                 reason, is_untouched=False, is_unanswered=False
             ) from exc
         except (OSError, h11.RemoteProtocolError) as exc:
-            raise self._broken(str(exc) or type(exc).__name__) from exc
+            raise ConnectionBroken(
+                str(exc) or type(exc).__name__,
+                is_untouched=self._is_untouched,
+                is_unanswered=self.bytes_received == self._received_before,
+            ) from exc
         if self.is_reusable:
             self._reset_parser()
         return reply
@@ -409,36 +387,22 @@ class ClientConnection:
     def _reset_parser(self) -> None:
         self._parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
 
-    def _broken(self, reason: str) -> ConnectionBroken:
-        return ConnectionBroken(
-            reason,
-            is_untouched=self._is_untouched,
-            is_unanswered=self.bytes_received == self._received_before,
-        )
-
     # Sending.
 
-    def _send(
-        self,
-        head: bytes,
-        views: Sequence[memoryview],
-        *,
-        is_awaited: bool,
-        progress: Progress | None,
-    ) -> h11.Response:
+    def _send(self, head: bytes, call: _Call) -> h11.Response:
         """Send head and body, and return the head of the reply.
 
         The body stays unsent if the listener replies to the head without reading it.
         """
-        if is_awaited:
-            self._send_views([memoryview(head)], None)
+        if call.is_awaited:
+            self._send_views([memoryview(head)])
             self._is_untouched = False
             event = self._next_head()
             if isinstance(event, h11.Response):
                 return event
             head = b""
         try:
-            self._send_views([memoryview(head), *views], progress, skipped=len(head))
+            self._send_views([memoryview(head), *call.views], head_bytes=len(head))
         except (BrokenPipeError, ConnectionResetError):
             # The listener may have sent a refusal before it closed the connection.
             if self._is_untouched:
@@ -448,23 +412,14 @@ class ClientConnection:
             continue
         return event
 
-    def _send_views(
-        self,
-        views: Sequence[memoryview],
-        progress: Progress | None,
-        *,
-        skipped: int = 0,
-    ) -> None:
+    def _send_views(self, views: Sequence[memoryview], *, head_bytes: int = 0) -> None:
         unsent = [view for view in views if len(view)]
-        total = sum(map(len, unsent)) - skipped
-        sent_before = self.bytes_sent + skipped
+        head_sent_at = self.bytes_sent + head_bytes
         while unsent:
             sent = self._send_some(unsent)
             self.bytes_sent += sent
-            self._is_untouched &= self.bytes_sent < sent_before
+            self._is_untouched &= self.bytes_sent < head_sent_at
             unsent = unsent_views(unsent, sent)
-            if progress is not None and total:
-                progress(max(0, self.bytes_sent - sent_before), total)
 
     def _send_some(self, views: list[memoryview]) -> int:
         if isinstance(self._sock, ssl.SSLSocket):
@@ -489,19 +444,17 @@ class ClientConnection:
             raise ConnectionError("the connection was closed")
         return data
 
-    def _reply(
-        self, event: h11.Response, *, method: str, fetching: Download
-    ) -> HttpReply:
+    def _reply(self, event: h11.Response, call: _Call) -> HttpReply:
         headers = {
             name.decode("ascii"): value.decode("latin-1")
             for name, value in event.headers
         }
         status = event.status_code
         self.is_reusable = "close" not in headers.get("connection", "").lower()
-        if method == "HEAD" or status in {204, 304}:
+        if call.method == "HEAD" or status in {204, 304}:
             body = memoryview(b"")
         elif "content-length" in headers:
-            return self._measured(status, headers, fetching)
+            return self._measured(status, headers, call.fetching)
         else:
             body = self._read_unmeasured()
         return HttpReply(status=status, headers=headers, body=body)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import enum
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from atoll.http.connection import Connection, ConnectionClosed
 from atoll.http.parked_connections import CloseHandler, ParkedUntilDeadline
-from atoll.http.response import Problem, as_problem, head_of
+from atoll.http.response import Problem, encoded_last
 from atoll.http.threads import EventLoop, ThreadPools
 
 
@@ -89,9 +90,9 @@ class TlsHandshakes:
             return
         resume = partial(self.advance, connection, until_s)
         watch = ParkedHandshake(
-            self._event_loop,
-            self._handler,
-            connection,
+            event_loop=self._event_loop,
+            closer=self._handler,
+            connection=connection,
             until_s=until_s,
             events=events,
             resume=resume,
@@ -106,37 +107,20 @@ class TlsHandshakes:
             partial(self._on_handshake_fault, connection.address[0], fault)
         )
         if fault is HandshakeFault.NO_TLS:
-            connection.send_plainly(_plain_response())
+            no_tls = Problem(400, "no_tls", "This port speaks TLS. Use https://.")
+            connection.send_plainly(encoded_last(no_tls))
         self._handler.linger(connection)
 
 
+@dataclass(eq=False, kw_only=True)
 class ParkedHandshake(ParkedUntilDeadline):
     """Ends when the socket is ready for the next step, or at its deadline."""
 
-    def __init__(
-        self,
-        event_loop: EventLoop,
-        closer: CloseHandler,
-        connection: Connection,
-        *,
-        until_s: float,
-        events: int,
-        resume: Callable[[], None],
-    ) -> None:
-        super().__init__(event_loop, closer, connection, until_s=until_s, events=events)
-        self._resume = resume
+    resume: Callable[[], None]
 
     def begin(self) -> None:
         """Wait for the selector: TLS has buffered no byte yet."""
 
     def ready(self, events: int) -> None:
-        if self._event_loop.take(self):
-            self._resume()
-
-
-def _plain_response() -> bytes:
-    """Return the response for a client that uses http:// instead of https://."""
-    problem = Problem(400, "no_tls", "This port speaks TLS. Use https://.")
-    response = as_problem(problem)
-    assert isinstance(response.body, bytes)
-    return head_of(response, is_last=True, is_chunked=False) + response.body
+        if self.leave():
+            self.resume()

@@ -2,7 +2,7 @@
 
 Theory of operation. The event loop's thread accepts connections and watches all that no
 other thread works on: silent connections, heads and small bodies that are arriving,
-requests with a deferred response, streams. A complete request goes to a small pool,
+requests with a deferred response. A complete request goes to a small pool,
 which runs the handler and sends the response; bulk bodies have separate lanes. So the
 number of threads is fixed, a slow or silent sender holds none of them, and a closed
 connection is noticed immediately.
@@ -27,17 +27,19 @@ from typing import Final
 from atoll.clock import Clock
 from atoll.errors import UsageError
 from atoll.http.connection import Connection, ListenerLimits, origin_of
-from atoll.http.handshake import HandshakeFault, OnHandshakeFault
+from atoll.http.handshake import OnHandshakeFault
 from atoll.http.registry import (
     ConnectionRegistry,
+    ListenerParts,
     OnClosed,
+    OnError,
     OnShed,
     ShedCounter,
     ShedReason,
 )
 from atoll.http.request import Request
-from atoll.http.response import Problem, as_problem, head_of
-from atoll.http.server import Handle, Judge, OnError, RequestServer
+from atoll.http.response import Problem, encoded_last
+from atoll.http.server import Handle, Judge, RequestServer
 from atoll.http.threads import EventLoop, ThreadPools
 
 BACKLOG: Final = 1024
@@ -71,28 +73,12 @@ class ListenerCounts:
     bytes_out: int
 
 
-def _ignore_error(request: Request | None, exc: Exception) -> None:
-    pass
-
-
-def _no_objection(request: Request) -> None:
-    pass
-
-
-def _ignore_closed(tag: object) -> None:
-    pass
-
-
-def _ignore_handshake_fault(address: str, fault: HandshakeFault) -> None:
-    pass
+def _ignore(*arguments: object) -> None:
+    """The default of callbacks, and of a judge who refuses nothing."""
 
 
 def _no_owner(request: Request) -> str:
     return ""
-
-
-def _ignore_shed(address: str, reason: ShedReason) -> None:
-    pass
 
 
 class Listener:
@@ -120,11 +106,11 @@ class Listener:
         clock: Clock,
         tls: ssl.SSLContext | None = None,
         limits: ListenerLimits | None = None,
-        on_error: OnError = _ignore_error,
-        on_closed: OnClosed = _ignore_closed,
-        on_refused_handshake: OnHandshakeFault = _ignore_handshake_fault,
-        on_shed: OnShed = _ignore_shed,
-        judge: Judge = _no_objection,
+        on_error: OnError = _ignore,
+        on_closed: OnClosed = _ignore,
+        on_refused_handshake: OnHandshakeFault = _ignore,
+        on_shed: OnShed = _ignore,
+        judge: Judge = _ignore,
         owner: Callable[[Request], str] = _no_owner,
         verifies: bool = False,
     ) -> None:
@@ -146,18 +132,20 @@ class Listener:
             on_cut=partial(self._shed.note, reason=ShedReason.SLOW_TRANSFER),
         )
         self._server = RequestServer(
+            ListenerParts(
+                event_loop=self._event_loop,
+                pools=self._pools,
+                registry=self._registry,
+                limits=self._limits,
+                clock=clock,
+                on_closed=on_closed,
+                on_error=on_error,
+                on_slow_reader=partial(self._shed.note, reason=ShedReason.SLOW_READER),
+                owner=owner,
+            ),
             handle,
-            event_loop=self._event_loop,
-            pools=self._pools,
-            registry=self._registry,
-            limits=self._limits,
-            clock=clock,
-            on_error=on_error,
-            on_closed=on_closed,
-            on_handshake_fault=on_refused_handshake,
-            owner=owner,
-            on_slow_reader=partial(self._shed.note, reason=ShedReason.SLOW_READER),
             judge=judge,
+            on_refused_handshake=on_refused_handshake,
         )
 
     @property
@@ -192,8 +180,8 @@ class Listener:
     def close(self, grace_s: float = 5.0) -> None:
         """Stop accepting; abort the requests that do not end within `grace_s`.
 
-        A deferred response gets its default immediately, and streams end. Safe to
-        repeat. It never takes much longer than `grace_s`, even if a handler is stuck.
+        A deferred response gets its default immediately. Safe to repeat. It never takes
+        much longer than `grace_s`, even if a handler is stuck.
         """
         self._registry.is_closing = True
         until_s = time.monotonic() + grace_s
@@ -276,10 +264,7 @@ class Listener:
         with sock:
             if self._tls is None:
                 full = Problem(503, "full", "Too many connections. Try again later.")
-                response = as_problem(full)
-                head = head_of(response, is_last=True, is_chunked=False)
-                assert isinstance(response.body, bytes)
-                sock.send(head + response.body)
+                sock.send(encoded_last(full))
             sock.shutdown(socket.SHUT_WR)
 
 

@@ -5,7 +5,6 @@ ParkedForBody      a small body is arriving
 ParkedForSkip      the unread rest of a body is read and dropped
 ParkedForClose     the last response was sent: the other side may still read it
 ParkedForResponse  a handler returned a deferred response
-ParkedStream       a response continues for as long as its stream is fed
 ParkedResponse     the unsent rest of a small response, whose reader is slow
 
 Nothing here blocks the event loop: slow work runs on a thread of a pool. Rules of
@@ -24,6 +23,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
@@ -36,9 +36,8 @@ from atoll.http.connection import (
     ListenerLimits,
 )
 from atoll.http.request import Request
-from atoll.http.response import DeferredResponse, Problem, Response, ResponseStream
+from atoll.http.response import DeferredResponse, Problem, Response
 from atoll.http.threads import (
-    READ,
     SCRATCH_BYTES,
     WRITE,
     EventLoop,
@@ -81,204 +80,153 @@ class RequestHandler(CloseHandler, Protocol):
 LINGER_BYTES: Final = 2**22
 
 
+@dataclass(eq=False, kw_only=True)
 class ParkedForHead(ParkedConnection):
     """Ends when a head is complete or too long, at its deadline, or at the end."""
 
-    def __init__(
-        self,
-        event_loop: EventLoop,
-        handler: RequestHandler,
-        connection: Connection,
-        *,
-        until_s: float,
-        head_until_s: Callable[[], float],
-        max_head_bytes: int,
-    ) -> None:
-        super().__init__(connection, until_s=until_s)
-        self._event_loop, self._handler = event_loop, handler
-        self._head_until_s = head_until_s
-        self._max_head_bytes = max_head_bytes
-        self._has_begun = False
+    handler: RequestHandler
+    head_until_s: Callable[[], float]
+    max_head_bytes: int
+    has_begun: bool = False
 
     def begin(self) -> None:
         if self.connection.ahead:
             self._arrived()
-        if self._event_loop.holds(self):
+        if self.event_loop.holds(self):
             super().begin()
 
     def ready(self, events: int) -> None:
-        state = self.connection.fill(self._event_loop.scratch)
+        state = self.connection.fill(self.event_loop.scratch)
         if state == DATA:
             self._arrived()
-        elif state == ENDED and self._event_loop.take(self):
-            self._handler.lost(self.connection)
+        elif state == ENDED and self.leave():
+            self.handler.lost(self.connection)
 
     def on_deadline(self) -> None:
-        self._event_loop.take(self)
+        self.leave()
         if self.connection.ahead:
             slow = Problem(408, "slow_head", "The head took too long. Send it again.")
-            self._handler.refuse(self.connection, slow)
+            self.handler.refuse(self.connection, slow)
         else:
-            self._handler.drop(self.connection)
+            self.handler.drop(self.connection)
 
     def on_listener_closing(self) -> None:
-        if self._event_loop.take(self):
-            self._handler.drop(self.connection)
+        if self.leave():
+            self.handler.drop(self.connection)
 
     def _arrived(self) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            self.until_s = min(self.until_s, self._head_until_s())
-        is_long = len(self.connection.ahead) > self._max_head_bytes
-        if (self.connection.has_head() or is_long) and self._event_loop.take(self):
-            self._handler.serve(self.connection)
+        if not self.has_begun:
+            self.has_begun = True
+            self.until_s = min(self.until_s, self.head_until_s())
+        is_long = len(self.connection.ahead) > self.max_head_bytes
+        if (self.connection.has_head() or is_long) and self.leave():
+            self.handler.serve(self.connection)
 
 
+@dataclass(eq=False, kw_only=True)
 class ParkedForBody(ParkedConnection):
     """Ends when a small body has arrived in full, so that no thread waits for it."""
 
-    def __init__(
-        self,
-        event_loop: EventLoop,
-        handler: RequestHandler,
-        request: Request,
-        *,
-        until_s: float,
-    ) -> None:
-        super().__init__(request.connection, until_s=until_s)
-        self._event_loop, self._handler, self._request = event_loop, handler, request
+    handler: RequestHandler
+    request: Request
 
     def ready(self, events: int) -> None:
-        state = self.connection.fill(self._event_loop.scratch)
-        if state == ENDED and self._event_loop.take(self):
+        state = self.connection.fill(self.event_loop.scratch)
+        if state == ENDED and self.leave():
             self.connection.is_gone = True
-            self._handler.refuse(self.connection, self._problem(400, "short_body"))
-        elif len(self.connection.ahead) >= self._request.body.length_bytes:
-            self._event_loop.take(self)
-            self._handler.handle(self._request)
+            self.handler.refuse(self.connection, self._problem(400, "short_body"))
+        elif len(self.connection.ahead) >= self.request.body.length_bytes:
+            self.leave()
+            self.handler.handle(self.request)
 
     def on_deadline(self) -> None:
-        self._event_loop.take(self)
-        self._handler.refuse(self.connection, self._problem(408, "slow_body"))
+        self.leave()
+        self.handler.refuse(self.connection, self._problem(408, "slow_body"))
 
     def _problem(self, status: int, code: str) -> Problem:
-        arrived, length = len(self.connection.ahead), self._request.body.length_bytes
+        arrived, length = len(self.connection.ahead), self.request.body.length_bytes
         message = f"Only {arrived} of {length} bytes of the body came."
         return Problem(status, code, f"{message} Send it again.")
 
 
+@dataclass(eq=False, kw_only=True)
 class ParkedUntilDeadline(ParkedConnection):
     """Is closed at its deadline, or when the listener closes."""
 
-    def __init__(
-        self,
-        event_loop: EventLoop,
-        closer: CloseHandler,
-        connection: Connection,
-        *,
-        until_s: float,
-        events: int = READ,
-    ) -> None:
-        super().__init__(connection, until_s=until_s, events=events)
-        self._event_loop, self._closer = event_loop, closer
+    closer: CloseHandler
 
     def on_deadline(self) -> None:
-        if self._event_loop.take(self):
-            self._closer.drop(self.connection)
+        if self.leave():
+            self.closer.drop(self.connection)
 
     def on_listener_closing(self) -> None:
         self.on_deadline()
 
 
+@dataclass(eq=False, kw_only=True)
 class ParkedForSkip(ParkedUntilDeadline):
     """Ends when the rest of a body was read and discarded."""
 
-    def __init__(
-        self,
-        event_loop: EventLoop,
-        closer: CloseHandler,
-        connection: Connection,
-        *,
-        until_s: float,
-        size: int,
-        after: Callable[[], None],
-    ) -> None:
-        super().__init__(event_loop, closer, connection, until_s=until_s)
-        self._remaining_bytes, self._after = size, after
+    remaining_bytes: int
+    after: Callable[[], None]
 
     def ready(self, events: int) -> None:
         state, skipped = self.connection.skip(
-            self._event_loop.scratch, self._remaining_bytes
+            self.event_loop.scratch, self.remaining_bytes
         )
-        self._remaining_bytes -= skipped
-        if state == ENDED and self._event_loop.take(self):
-            self._closer.lost(self.connection)
-        elif not self._remaining_bytes and self._event_loop.take(self):
-            self._after()
+        self.remaining_bytes -= skipped
+        if state == ENDED and self.leave():
+            self.closer.lost(self.connection)
+        elif not self.remaining_bytes and self.leave():
+            self.after()
 
 
+@dataclass(eq=False, kw_only=True)
 class ParkedForClose(ParkedUntilDeadline):
     """Ends when the other side closes too: closing first could lose the response."""
 
-    def __init__(
-        self,
-        event_loop: EventLoop,
-        closer: CloseHandler,
-        connection: Connection,
-        *,
-        until_s: float,
-    ) -> None:
-        super().__init__(event_loop, closer, connection, until_s=until_s)
-        self._remaining_bytes = LINGER_BYTES
+    remaining_bytes: int = LINGER_BYTES
 
     def begin(self) -> None:
         """Wait for the selector: bytes that TLS has buffered are not needed."""
 
     def ready(self, events: int) -> None:
-        state, skipped = self.connection.skip_raw(self._event_loop.scratch)
-        self._remaining_bytes -= skipped
-        if state == ENDED or self._remaining_bytes <= 0:
+        state, skipped = self.connection.skip_raw(self.event_loop.scratch)
+        self.remaining_bytes -= skipped
+        if state == ENDED or self.remaining_bytes <= 0:
             self.on_deadline()
 
 
+@dataclass(eq=False, kw_only=True)
 class ParkedForResponse(ParkedConnection):
     """Ends when the deferred response is set, expires, or loses its client."""
 
-    def __init__(
-        self,
-        event_loop: EventLoop,
-        handler: RequestHandler,
-        request: Request,
-        deferred: DeferredResponse,
-        *,
-        until_s: float,
-    ) -> None:
-        super().__init__(request.connection, until_s=until_s)
-        self._event_loop, self._handler = event_loop, handler
-        self._request, self._deferred = request, deferred
+    handler: RequestHandler
+    request: Request
+    deferred: DeferredResponse
 
     def begin(self) -> None:
-        self._deferred.attach(
-            lambda response: self._event_loop.call(self._deliver(response))
+        self.deferred.attach(
+            lambda response: self.event_loop.call(self._deliver(response))
         )
         super().begin()
 
     def ready(self, events: int) -> None:
-        state = self.connection.fill(self._event_loop.scratch)
+        state = self.connection.fill(self.event_loop.scratch)
         # Keep reading to notice the end of the connection; bound the bytes read ahead.
         is_flood = len(self.connection.ahead) > SCRATCH_BYTES
-        if (state == ENDED or is_flood) and self._event_loop.take(self):
-            for callback in self._deferred.lose():
-                self._handler.run_callback(callback)
+        if (state == ENDED or is_flood) and self.leave():
+            for callback in self.deferred.lose():
+                self.handler.run_callback(callback)
             if is_flood:
-                self._handler.drop(self.connection)
+                self.handler.drop(self.connection)
             else:
-                self._handler.lost(self.connection)
+                self.handler.lost(self.connection)
 
     def on_deadline(self) -> None:
-        if self._deferred.expire():
-            self._event_loop.take(self)
-            self._handler.expire(self._request, self._deferred)
+        if self.deferred.expire():
+            self.leave()
+            self.handler.expire(self.request, self.deferred)
         else:
             self.until_s = (
                 math.inf
@@ -289,88 +237,12 @@ class ParkedForResponse(ParkedConnection):
 
     def _deliver(self, response: Response) -> Callable[[], None]:
         def deliver() -> None:
-            if self._event_loop.take(self):
-                self._handler.answer(self._request, response)
+            if self.leave():
+                self.handler.answer(self.request, response)
             elif response.done is not None:
-                self._handler.run_callback(response.done)
+                self.handler.run_callback(response.done)
 
         return deliver
-
-
-class ParkedStream(ParkedConnection):
-    """Ends with its stream, or when the reader disconnects or falls too far behind."""
-
-    def __init__(
-        self,
-        event_loop: EventLoop,
-        closer: CloseHandler,
-        connection: Connection,
-        stream: ResponseStream,
-        *,
-        is_chunked: bool,
-        after: Callable[[], None],
-    ) -> None:
-        super().__init__(connection, until_s=math.inf)
-        self._event_loop, self._closer, self._stream = event_loop, closer, stream
-        self._is_chunked, self._after = is_chunked, after
-        self._unsent = memoryview(b"")
-        self._has_ended = False
-
-    def begin(self) -> None:
-        self._stream.attach(partial(self._event_loop.call, self._pump))
-        super().begin()
-
-    def ready(self, events: int) -> None:
-        if events & READ and self.connection.fill(self._event_loop.scratch) == ENDED:
-            self._end(partial(self._closer.lost, self.connection))
-        elif len(self.connection.ahead) > SCRATCH_BYTES:
-            self._end(partial(self._closer.drop, self.connection))
-        elif events & WRITE:
-            self._pump()
-
-    def on_deadline(self) -> None:
-        """Continue: a stream has no deadline."""
-
-    def on_listener_closing(self) -> None:
-        self._end(partial(self._closer.drop, self.connection))
-
-    def _pump(self) -> None:
-        if not self._event_loop.holds(self):
-            return
-        if self._stream.is_gone:  # too far behind
-            self._end(partial(self._closer.drop, self.connection))
-            return
-        try:
-            self._send()
-        except ConnectionClosed:
-            self._end(partial(self._closer.lost, self.connection))
-
-    def _send(self) -> None:
-        while self._unsent or self._refill():
-            sent = self.connection.send_now(self._unsent)
-            self._unsent = self._unsent[sent:]
-            if not sent:
-                self._event_loop.listen_for(self, READ | WRITE)
-                return
-        self._event_loop.listen_for(self, READ)
-        if self._has_ended:
-            self._end(self._after)
-
-    def _refill(self) -> bool:
-        if self._has_ended:
-            return False
-        data, self._has_ended = self._stream.take()
-        if self._is_chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-            data += b"0\r\n\r\n" if self._has_ended else b""
-        self._unsent = memoryview(data)
-        return bool(data)
-
-    def _end(self, then: Callable[[], None]) -> None:
-        if self._event_loop.take(self):
-            for callback in self._stream.lose():
-                self._closer.run_callback(callback)
-            then()
 
 
 class ParkedResponses:
@@ -409,7 +281,17 @@ class ParkedResponses:
         self, connection: Connection, rest: memoryview, then: Callable[[], None]
     ) -> None:
         """Send `rest`, then call `then`, on the loop's thread. From any thread."""
-        parked = ParkedResponse(self, connection, rest, then, now_s=self._clock.now_s())
+        now_s = self._clock.now_s()
+        parked = ParkedResponse(
+            event_loop=self._event_loop,
+            connection=connection,
+            until_s=now_s,
+            responses=self,
+            rest=rest,
+            then=then,
+            since_s=now_s,
+            size_bytes=len(rest),
+        )
         self._event_loop.call(partial(self._add, parked))
 
     # The following methods are called on the loop's thread.
@@ -445,7 +327,7 @@ class ParkedResponses:
             self.drop(self._next_to_drop())
 
     def _remove(self, parked: ParkedResponse) -> bool:
-        if not self._event_loop.take(parked):
+        if not parked.leave():
             return False
         del self._responses[parked]
         self._bytes -= parked.size_bytes
@@ -466,40 +348,34 @@ class ParkedResponses:
         )
 
 
+@dataclass(eq=False, kw_only=True)
 class ParkedResponse(ParkedConnection):
     """The unsent rest of one response."""
 
-    def __init__(
-        self,
-        responses: ParkedResponses,
-        connection: Connection,
-        rest: memoryview,
-        then: Callable[[], None],
-        *,
-        now_s: float,
-    ) -> None:
-        super().__init__(connection, until_s=now_s, events=WRITE)
-        self.then, self.since_s = then, now_s
-        self.size_bytes = len(rest)
-        self._responses, self._rest = responses, rest
+    responses: ParkedResponses
+    rest: memoryview
+    then: Callable[[], None]
+    since_s: float
+    size_bytes: int
+    events: int = WRITE
 
     @property
     def sent_bytes(self) -> int:
-        return self.size_bytes - len(self._rest)
+        return self.size_bytes - len(self.rest)
 
     def begin(self) -> None:
         """Wait for the selector: it reports a writable socket immediately."""
 
     def ready(self, events: int) -> None:
         try:
-            self._rest = self.connection.send_some(self._rest)
+            self.rest = self.connection.send_some(self.rest)
         except ConnectionClosed:
-            self._responses.lose(self)
+            self.responses.lose(self)
             return
-        if len(self._rest):
-            self.until_s = self._responses.until_s(self)
+        if len(self.rest):
+            self.until_s = self.responses.until_s(self)
         else:
-            self._responses.finish(self)
+            self.responses.finish(self)
 
     def on_deadline(self) -> None:
-        self._responses.drop(self)
+        self.responses.drop(self)

@@ -14,12 +14,14 @@ import enum
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from atoll.clock import Clock
 from atoll.http.connection import Connection, ListenerLimits
 from atoll.http.parked_connections import ParkedForClose
+from atoll.http.request import Request
 from atoll.http.threads import EventLoop, ThreadPools
 
 
@@ -213,23 +215,29 @@ class ConnectionRegistry:
 
 
 OnClosed = Callable[[object], None]
+OnError = Callable[[Request | None, Exception], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenerParts:
+    """The parts that serve a listener's connections, and its callbacks."""
+
+    event_loop: EventLoop
+    pools: ThreadPools
+    registry: ConnectionRegistry
+    limits: ListenerLimits
+    clock: Clock
+    on_closed: OnClosed
+    on_error: OnError
+    on_slow_reader: Callable[[Connection], None]
+    owner: Callable[[Request], str]
 
 
 class ConnectionCloser:
     """Closes connections."""
 
-    def __init__(
-        self,
-        *,
-        event_loop: EventLoop,
-        pools: ThreadPools,
-        registry: ConnectionRegistry,
-        limits: ListenerLimits,
-        clock: Clock,
-        on_closed: OnClosed,
-    ) -> None:
-        self._event_loop, self._pools, self._registry = event_loop, pools, registry
-        self._limits, self._clock, self._on_closed = limits, clock, on_closed
+    def __init__(self, parts: ListenerParts) -> None:
+        self._parts = parts
 
     def linger(self, connection: Connection) -> None:
         """Close after the other side has read the response, or after `linger_s`."""
@@ -237,21 +245,27 @@ class ConnectionCloser:
             self.lost(connection)
             return
         connection.end_sending()
-        until_s = self._clock.now_s() + self._limits.linger_s
-        self._event_loop.park(
-            ParkedForClose(self._event_loop, self, connection, until_s=until_s)
+        event_loop = self._parts.event_loop
+        until_s = self._parts.clock.now_s() + self._parts.limits.linger_s
+        event_loop.park(
+            ParkedForClose(
+                event_loop=event_loop,
+                closer=self,
+                connection=connection,
+                until_s=until_s,
+            )
         )
 
     def lost(self, connection: Connection) -> None:
         """Close a connection that the other side has closed."""
         self.drop(connection)
         if connection.tag is not None and not connection.is_ended_by_us:
-            self.run_callback(partial(self._on_closed, connection.tag))
+            self.run_callback(partial(self._parts.on_closed, connection.tag))
 
     def drop(self, connection: Connection) -> None:
         """Close a connection that is no longer needed."""
         connection.close()
-        self._registry.remove(connection)
+        self._parts.registry.remove(connection)
 
     def run_callback(self, callback: Callable[[], None]) -> None:
-        self._pools.callbacks.submit(callback)
+        self._parts.pools.callbacks.submit(callback)

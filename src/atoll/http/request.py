@@ -62,9 +62,6 @@ class Request:
     is_last: bool
     """Whether the client wants the connection closed afterwards."""
 
-    is_old: bool
-    """Whether it is HTTP/1.0, which has no chunked encoding."""
-
     @property
     def path(self) -> str:
         return "/" + "/".join(self.segments)
@@ -111,7 +108,6 @@ def _request(
     tokens = {
         token.strip().lower() for token in headers.get("connection", "").split(",")
     }
-    is_old = event.http_version < b"1.1"
     return Request(
         method=event.method.decode("ascii"),
         target=event.target.decode("latin-1"),
@@ -122,8 +118,7 @@ def _request(
         certificate=connection.certificate,
         body=_body(headers, connection, limits),
         connection=connection,
-        is_last=is_old or "close" in tokens,
-        is_old=is_old,
+        is_last=event.http_version < b"1.1" or "close" in tokens,
     )
 
 

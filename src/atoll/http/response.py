@@ -1,8 +1,7 @@
-"""Responses of a handler: raised errors, bodies, streams and deferred responses.
+"""Responses of a handler: raised errors, bodies and deferred responses.
 
-A body is never joined or copied: memory views, ranges of files and streams are sent
-unchanged. A handler that cannot answer yet returns a deferred response, which holds no
-thread; a stream has no known end and is fed from any thread.
+A body is never joined or copied: memory views and ranges of files are sent unchanged. A
+handler that cannot answer yet returns a deferred response, which holds no thread.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import json
 import os
 import re
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -53,92 +51,6 @@ def busy(reason: str = "Too many bodies are being transferred.") -> Problem:
     )
 
 
-BUFFERED_BYTES: Final = 2**20
-
-
-class ResponseStream:
-    """Feeds one response. A reader that falls `max_buffered_bytes` behind is dropped.
-
-    No thread waits for it: pushed data is buffered, and sent when the socket is
-    writable.
-    """
-
-    def __init__(self, *, max_buffered_bytes: int = BUFFERED_BYTES) -> None:
-        self._max_buffered_bytes = max_buffered_bytes
-        self._lock = threading.Lock()
-        self._parts: deque[bytes] = deque()
-        self._size = 0
-        self._is_closed = False
-        self._is_gone = False
-        self._is_notified = False
-        self._on_data: Callable[[], None] | None = None
-        self._gone_callbacks: list[Callable[[], None]] = []
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the reader has disconnected or was dropped."""
-        return self._is_gone
-
-    def push(self, data: bytes) -> bool:
-        """Buffer `data` for the reader; return False if there is no reader left."""
-        with self._lock:
-            if self._is_gone or self._is_closed:
-                return False
-            self._parts.append(data)
-            self._size += len(data)
-            is_kept = self._size <= self._max_buffered_bytes
-            if not is_kept:
-                self._is_gone = True
-        self._notify()
-        return is_kept
-
-    def close(self) -> None:
-        """End the body after the pushed data."""
-        with self._lock:
-            self._is_closed = True
-        self._notify()
-
-    def on_gone(self, callback: Callable[[], None]) -> None:
-        """Call back once when the reader disconnects, is dropped, or has read all."""
-        with self._lock:
-            if not self._is_gone:
-                self._gone_callbacks.append(callback)
-                return
-        callback()
-
-    # The following methods are for the listener.
-
-    def attach(self, on_data: Callable[[], None]) -> None:
-        """Have `on_data` called when there is data to take."""
-        with self._lock:
-            self._on_data = on_data
-        on_data()
-
-    def take(self) -> tuple[bytes, bool]:
-        """Return the data pushed since the last call, and whether it has ended."""
-        with self._lock:
-            data = b"".join(self._parts)
-            self._parts.clear()
-            self._size = 0
-            self._is_notified = False
-            return data, self._is_closed
-
-    def lose(self) -> list[Callable[[], None]]:
-        """Mark the reader as gone; return the callbacks that the caller must run."""
-        with self._lock:
-            self._is_gone = True
-            callbacks, self._gone_callbacks = self._gone_callbacks, []
-            self._parts.clear()
-        return callbacks
-
-    def _notify(self) -> None:
-        with self._lock:
-            on_data = None if self._is_notified else self._on_data
-            self._is_notified = self._on_data is not None
-        if on_data is not None:
-            on_data()
-
-
 JSON = "application/json"
 OCTETS = "application/octet-stream"
 
@@ -155,14 +67,9 @@ class FilePart:
     length: int
 
 
-@dataclass(frozen=True)
-class FileParts:
-    """Ranges of files, in order; each file is opened when its range is sent."""
-
-    parts: tuple[FilePart, ...]
-
-
-ResponseBody = bytes | Sequence[memoryview] | FilePart | FileParts | ResponseStream
+BodyPart = memoryview | FilePart
+ResponseBody = bytes | Sequence[BodyPart] | FilePart
+"""Parts are sent in order; each file is opened when its range is sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +104,7 @@ class Response:
 
     @property
     def length_bytes(self) -> int:
-        """Length of the body with its trailer; 0 for a stream."""
+        """Length of the body with its trailer."""
         return length_of(self.body) + self.trailer_bytes
 
     def is_bulk(self, small_bytes: int) -> bool:
@@ -223,63 +130,54 @@ def as_problem(problem: Problem) -> Response:
     return as_json(document, status=problem.status, headers=problem.headers)
 
 
-def length_of(body: ResponseBody) -> int:
-    """Return the length of a body in bytes; 0 for a stream."""
-    if isinstance(body, FilePart):
-        return body.length
-    if isinstance(body, FileParts):
-        return sum(part.length for part in body.parts)
-    if isinstance(body, ResponseStream):
-        return 0
-    return len(body) if isinstance(body, bytes) else sum(view.nbytes for view in body)
-
-
-def range_of(body: ResponseBody, first: int, size: int) -> ResponseBody:
-    """Return a range of a body, without copying views or files."""
-    if isinstance(body, FilePart):
-        return replace(body, first=body.first + first, length=size)
-    if isinstance(body, FileParts):
-        return _cut_files(body, first, first + size)
+def parts_of(body: ResponseBody) -> Sequence[BodyPart]:
+    """Return the parts of a body."""
     if isinstance(body, bytes):
-        return body[first : first + size]
-    if isinstance(body, ResponseStream):
-        raise UsageError("A stream has no ranges.")
-    return _cut_views(body, first, first + size)
+        return [memoryview(body)]
+    return [body] if isinstance(body, FilePart) else body
 
 
-def _cut_views(views: Sequence[memoryview], first: int, last: int) -> list[memoryview]:
-    selected, start = [], 0
-    for view in views:
-        flat = view.cast("B")
-        low, high = max(first - start, 0), min(last - start, len(flat))
-        if low < high:
-            selected.append(flat[low:high])
-        start += len(flat)
+def length_of(body: ResponseBody) -> int:
+    """Return the length of a body in bytes."""
+    return sum(map(_size_of, parts_of(body)))
+
+
+def range_of(body: ResponseBody, first: int, size: int) -> list[BodyPart]:
+    """Return a range of a body, without copying views or files."""
+    selected: list[BodyPart] = []
+    start, last = 0, first + size
+    for part in parts_of(body):
+        part_bytes = _size_of(part)
+        low, high = max(first - start, 0), min(last - start, part_bytes)
+        if low < high and isinstance(part, FilePart):
+            selected.append(replace(part, first=part.first + low, length=high - low))
+        elif low < high and isinstance(part, memoryview):
+            selected.append(part.cast("B")[low:high])
+        start += part_bytes
     return selected
 
 
-def _cut_files(body: FileParts, first: int, last: int) -> FileParts:
-    selected, start = [], 0
-    for part in body.parts:
-        low, high = max(first - start, 0), min(last - start, part.length)
-        if low < high:
-            selected.append(replace(part, first=part.first + low, length=high - low))
-        start += part.length
-    return FileParts(tuple(selected))
+def _size_of(part: BodyPart) -> int:
+    return part.length if isinstance(part, FilePart) else part.nbytes
 
 
-def head_of(response: Response, *, is_last: bool, is_chunked: bool) -> bytes:
+def head_of(response: Response, *, is_last: bool) -> bytes:
     """Return the encoded status line and headers."""
     headers = {name.lower(): value for name, value in response.headers.items()}
-    if is_chunked:
-        headers["transfer-encoding"] = "chunked"
-    elif not isinstance(response.body, ResponseStream) and has_body(response.status):
+    if has_body(response.status):
         headers["content-length"] = str(response.length_bytes)
     if is_last:
         headers["connection"] = "close"
     lines = [f"HTTP/1.1 {response.status} {_phrase(response.status)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def encoded_last(problem: Problem) -> bytes:
+    """Return the bytes of a problem after which the connection is closed."""
+    response = as_problem(problem)
+    assert isinstance(response.body, bytes)
+    return head_of(response, is_last=True) + response.body
 
 
 def has_body(status: int) -> bool:

@@ -22,12 +22,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final, TypeVar
 
-from atoll.clock import Clock
 from atoll.http.connection import (
     BodyCutShort,
     Connection,
     ConnectionClosed,
-    ListenerLimits,
     TransferStalled,
 )
 from atoll.http.handshake import OnHandshakeFault, TlsHandshakes
@@ -37,24 +35,23 @@ from atoll.http.parked_connections import (
     ParkedForResponse,
     ParkedForSkip,
     ParkedResponses,
-    ParkedStream,
 )
-from atoll.http.registry import ConnectionCloser, ConnectionRegistry, OnClosed
+from atoll.http.registry import ConnectionCloser, ListenerParts
 from atoll.http.request import Request, read_request
 from atoll.http.response import (
+    BodyPart,
     DeferredResponse,
     FilePart,
-    FileParts,
     Problem,
     Response,
-    ResponseBody,
-    ResponseStream,
     as_problem,
     busy,
+    encoded_last,
     has_body,
     head_of,
+    parts_of,
 )
-from atoll.http.threads import BulkLanes, EventLoop, QueuedTransfer, ThreadPools
+from atoll.http.threads import BulkLanes, QueuedTransfer
 
 Handle = Callable[[Request], Response | DeferredResponse]
 
@@ -72,50 +69,26 @@ class RequestServer:
 
     def __init__(
         self,
+        parts: ListenerParts,
         handle: Handle,
         *,
-        event_loop: EventLoop,
-        pools: ThreadPools,
-        registry: ConnectionRegistry,
-        limits: ListenerLimits,
-        clock: Clock,
-        on_error: OnError,
-        on_closed: OnClosed,
-        on_handshake_fault: OnHandshakeFault,
         judge: Judge,
-        on_slow_reader: Callable[[Connection], None],
-        owner: Callable[[Request], str],
+        on_refused_handshake: OnHandshakeFault,
     ) -> None:
-        self._handle, self._event_loop, self._pools = handle, event_loop, pools
-        self._judge = judge
-        self._registry, self._limits, self._clock = registry, limits, clock
-        self._on_error = on_error
-        self._closer = ConnectionCloser(
-            event_loop=event_loop,
-            pools=pools,
-            registry=registry,
-            limits=limits,
-            clock=clock,
-            on_closed=on_closed,
-        )
-        self._sender = ResponseSender(
-            self._closer,
-            event_loop=event_loop,
-            pools=pools,
-            registry=registry,
-            limits=limits,
-            clock=clock,
-            on_error=on_error,
-            on_slow_reader=on_slow_reader,
-            owner=owner,
-            await_next=self._await_next,
-        )
+        self._parts, self._handle, self._judge = parts, handle, judge
+        self._event_loop, self._limits = parts.event_loop, parts.limits
+        closer = ConnectionCloser(parts)
+        self._sender = sender = ResponseSender(parts, closer, self._await_next)
         self._handshakes = TlsHandshakes(
             self,
-            event_loop=event_loop,
-            pools=pools,
-            on_handshake_fault=on_handshake_fault,
+            event_loop=parts.event_loop,
+            pools=parts.pools,
+            on_handshake_fault=on_refused_handshake,
         )
+        # As `RequestHandler` and `HandshakeHandler`.
+        self.answer, self.refuse = sender.answer, sender.refuse
+        self.linger, self.lost, self.drop = closer.linger, closer.lost, closer.drop
+        self.run_callback = closer.run_callback
 
     # New connections.
 
@@ -137,14 +110,14 @@ class RequestServer:
         self._await_head(connection, wait_s)
 
     def _await_head(self, connection: Connection, wait_s: float) -> None:
-        if self._registry.is_closing:
+        if self._parts.registry.is_closing:
             self.drop(connection)
             return
-        connection.silent_since_s = self._clock.now_s()
+        connection.silent_since_s = self._parts.clock.now_s()
         watch = ParkedForHead(
-            self._event_loop,
-            self,
-            connection,
+            event_loop=self._event_loop,
+            handler=self,
+            connection=connection,
             until_s=self._after_s(wait_s),
             head_until_s=partial(self._after_s, self._limits.head_s),
             max_head_bytes=self._limits.max_head_bytes,
@@ -157,7 +130,9 @@ class RequestServer:
         connection.silent_since_s = math.inf
         # Heartbeats and queries are short, and must not wait for the bodies of many.
         is_short = len(connection.ahead) <= SHORT_BYTES
-        self._pools.small.submit(partial(self._serve, connection), is_urgent=is_short)
+        self._parts.pools.small.submit(
+            partial(self._serve, connection), is_urgent=is_short
+        )
 
     def _serve(self, connection: Connection) -> None:
         try:
@@ -175,17 +150,23 @@ class RequestServer:
         if request.is_bulk:
             run = partial(self._ask_and_answer, request, in_lane=True)
             refuse = partial(self.refuse, connection, busy())
-            self._sender.enter(self._pools.lanes_in, request, run, refuse)
+            self._sender.enter(self._parts.pools.lanes_in, request, run, refuse)
         elif not is_whole:
             until_s = self._after_s(self._limits.idle_s)
             self._event_loop.park(
-                ParkedForBody(self._event_loop, self, request, until_s=until_s)
+                ParkedForBody(
+                    event_loop=self._event_loop,
+                    handler=self,
+                    connection=connection,
+                    request=request,
+                    until_s=until_s,
+                )
             )
         else:
             self._ask_and_answer(request)
 
     def handle(self, request: Request) -> None:
-        self._pools.small.submit(partial(self._ask_and_answer, request))
+        self._parts.pools.small.submit(partial(self._ask_and_answer, request))
 
     def _ask_and_answer(self, request: Request, *, in_lane: bool = False) -> None:
         answer = self._guarded(request, partial(self._handle, request))
@@ -193,14 +174,19 @@ class RequestServer:
             until_s = self._after_s(answer.wait_s)
             self._event_loop.park(
                 ParkedForResponse(
-                    self._event_loop, self, request, answer, until_s=until_s
+                    event_loop=self._event_loop,
+                    handler=self,
+                    connection=request.connection,
+                    request=request,
+                    deferred=answer,
+                    until_s=until_s,
                 )
             )
         else:
             self._sender.answer_now(request, answer, in_lane=in_lane)
 
     def expire(self, request: Request, deferred: DeferredResponse) -> None:
-        self._pools.small.submit(partial(self._expire, request, deferred))
+        self._parts.pools.small.submit(partial(self._expire, request, deferred))
 
     def _expire(self, request: Request, deferred: DeferredResponse) -> None:
         answer = self._guarded(request, deferred.default)
@@ -216,41 +202,18 @@ class RequestServer:
         except Problem as problem:
             return as_problem(problem)
         except Exception as exc:  # a fault in one handler must not stop the server
-            self._on_error(request, exc)
+            self._parts.on_error(request, exc)
             return as_problem(internal_error())
         finally:
             if request.connection.is_verified and not was_verified:
-                self._registry.verified(request.connection)
+                self._parts.registry.verified(request.connection)
 
     @property
     def parked(self) -> ParkedResponses:
         return self._sender.parked
 
-    # Delegated to the sender and the closer.
-
-    def answer(self, request: Request, response: Response) -> None:
-        self._sender.answer(request, response)
-
-    def refuse(self, connection: Connection, problem: Problem) -> None:
-        self._sender.refuse(connection, problem)
-
-    def linger(self, connection: Connection) -> None:
-        self._closer.linger(connection)
-
-    def lost(self, connection: Connection) -> None:
-        self._closer.lost(connection)
-
-    def drop(self, connection: Connection) -> None:
-        self._closer.drop(connection)
-
-    def run_callback(self, callback: Callable[[], None]) -> None:
-        self._closer.run_callback(callback)
-
     def _after_s(self, wait_s: float) -> float:
-        return self._clock.now_s() + wait_s
-
-
-OnError = Callable[[Request | None, Exception], None]
+        return self._parts.clock.now_s() + wait_s
 
 
 class ResponseSender:
@@ -258,47 +221,40 @@ class ResponseSender:
 
     def __init__(
         self,
+        parts: ListenerParts,
         closer: ConnectionCloser,
-        *,
-        event_loop: EventLoop,
-        pools: ThreadPools,
-        registry: ConnectionRegistry,
-        limits: ListenerLimits,
-        clock: Clock,
-        on_error: OnError,
-        on_slow_reader: Callable[[Connection], None],
-        owner: Callable[[Request], str],
         await_next: Callable[[Connection], None],
     ) -> None:
-        self._owner = owner
+        self._parts, self._closer, self._await_next = parts, closer, await_next
         self.parked = ParkedResponses(
-            event_loop, closer, limits=limits, clock=clock, on_shed=on_slow_reader
+            parts.event_loop,
+            closer,
+            limits=parts.limits,
+            clock=parts.clock,
+            on_shed=parts.on_slow_reader,
         )
-        self._closer, self._event_loop, self._pools = closer, event_loop, pools
-        self._registry, self._limits, self._clock = registry, limits, clock
-        self._on_error, self._await_next = on_error, await_next
 
     def answer(self, request: Request, response: Response) -> None:
-        if response.is_bulk(self._limits.small_bytes):
+        if response.is_bulk(self._parts.limits.small_bytes):
             self.answer_now(request, response)
         else:
-            self._pools.small.submit(partial(self._send, request, response))
+            self._parts.pools.small.submit(partial(self._send, request, response))
 
     def answer_now(
         self, request: Request, response: Response, *, in_lane: bool = False
     ) -> None:
-        if in_lane or not response.is_bulk(self._limits.small_bytes):
+        if in_lane or not response.is_bulk(self._parts.limits.small_bytes):
             self._send(request, response)
             return
         run = partial(self._send, request, response)
         refuse = partial(self._give_up, request, response)
-        self.enter(self._pools.lanes_out, request, run, refuse)
+        self.enter(self._parts.pools.lanes_out, request, run, refuse)
 
     def refuse(self, connection: Connection, problem: Problem) -> None:
-        self._pools.small.submit(partial(self.refuse_now, connection, problem))
+        self._parts.pools.small.submit(partial(self.refuse_now, connection, problem))
 
     def refuse_now(self, connection: Connection, problem: Problem) -> None:
-        data = encoded_last(as_problem(problem))
+        data = encoded_last(problem)
         self._send_or_park(connection, data, partial(self._closer.linger, connection))
 
     def enter(
@@ -309,16 +265,16 @@ class ResponseSender:
         refuse: Callable[[], None],
     ) -> None:
         """Call `run` when there is a lane for its bulk body, else `refuse`."""
-        is_incoming = lanes is self._pools.lanes_in
+        is_incoming = lanes is self._parts.pools.lanes_in
         queued = QueuedTransfer(
-            request.connection,
-            owner=self._owner(request),
-            until_s=self._clock.now_s() + self._limits.lane_wait_s,
+            connection=request.connection,
+            owner=(request.connection.origin, self._parts.owner(request)),
+            until_s=self._parts.clock.now_s() + self._parts.limits.lane_wait_s,
             size_bytes=request.body.length_bytes if is_incoming else 0,
             run=run,
             refuse=refuse,
             lanes=lanes,
-            event_loop=self._event_loop,
+            event_loop=self._parts.event_loop,
         )
         lanes.enter(queued)
 
@@ -342,7 +298,7 @@ class ResponseSender:
             then()
 
     def _send(self, request: Request, response: Response) -> None:
-        if response.is_bulk(self._limits.small_bytes):
+        if response.is_bulk(self._parts.limits.small_bytes):
             self._send_bulk(request, response)
         else:
             self._send_small(request, response)
@@ -352,13 +308,13 @@ class ResponseSender:
         try:
             data = encoded(request, response, is_last=is_last)
         except Exception as exc:  # a file is missing or too short
-            self._on_error(request, exc)
+            self._parts.on_error(request, exc)
             self.refuse_now(request.connection, internal_error())
             return
         finally:
             if response.done is not None:
                 response.done()
-        then = partial(self._sent, request, response, is_last=is_last)
+        then = partial(self._sent, request, is_last=is_last)
         self._send_or_park(request.connection, data, then)
 
     def _send_bulk(self, request: Request, response: Response) -> None:
@@ -371,13 +327,13 @@ class ResponseSender:
         except (TransferStalled, BodyCutShort):
             self._closer.drop(request.connection)
         except Exception as exc:  # a file is missing, or the trailer failed
-            self._on_error(request, exc)
+            self._parts.on_error(request, exc)
             if request.connection.bytes_out > sent_before:
                 self._closer.drop(request.connection)
             else:
                 self.refuse_now(request.connection, internal_error())
         else:
-            self._sent(request, response, is_last=is_last)
+            self._sent(request, is_last=is_last)
         finally:
             if response.done is not None:
                 response.done()
@@ -387,25 +343,14 @@ class ResponseSender:
         # Without 100 Continue the client may send its body, or may not.
         is_lost = body.is_broken or body.is_awaited
         unread = body.remaining - len(request.connection.ahead)
-        is_long = unread > self._limits.drain_bytes
-        return request.is_last or is_lost or is_long or self._registry.is_closing
+        is_long = unread > self._parts.limits.drain_bytes
+        return request.is_last or is_lost or is_long or self._parts.registry.is_closing
 
-    def _sent(self, request: Request, response: Response, *, is_last: bool) -> None:
-        connection = request.connection
-        linger = partial(self._closer.linger, connection)
-        after = linger if is_last else partial(self._skip_body, request)
-        if isinstance(response.body, ResponseStream) and request.method != "HEAD":
-            watch = ParkedStream(
-                self._event_loop,
-                self._closer,
-                connection,
-                response.body,
-                is_chunked=not request.is_old,
-                after=after,
-            )
-            self._event_loop.park(watch)
+    def _sent(self, request: Request, *, is_last: bool) -> None:
+        if is_last:
+            self._closer.linger(request.connection)
         else:
-            after()
+            self._skip_body(request)
 
     def _skip_body(self, request: Request) -> None:
         request.body.skip_ahead()
@@ -415,14 +360,14 @@ class ResponseSender:
             await_next()
             return
         watch = ParkedForSkip(
-            self._event_loop,
-            self._closer,
-            request.connection,
-            until_s=self._clock.now_s() + self._limits.idle_s,
-            size=remaining_bytes,
+            event_loop=self._parts.event_loop,
+            closer=self._closer,
+            connection=request.connection,
+            until_s=self._parts.clock.now_s() + self._parts.limits.idle_s,
+            remaining_bytes=remaining_bytes,
             after=await_next,
         )
-        self._event_loop.park(watch)
+        self._parts.event_loop.park(watch)
 
 
 def internal_error() -> Problem:
@@ -433,42 +378,22 @@ def internal_error() -> Problem:
 
 
 def encoded(request: Request, response: Response, *, is_last: bool) -> bytes:
-    """Return the bytes of a small response; of a stream, only the head.
+    """Return the bytes of a small response.
 
     Raises:
         BodyCutShort: a file is shorter than announced.
         OSError: a file cannot be opened.
     """
-    is_chunked = isinstance(response.body, ResponseStream) and not request.is_old
-    head = head_of(response, is_last=is_last, is_chunked=is_chunked)
-    if request.method == "HEAD" or not has_body(response.status):
-        return head
-    return b"".join([head, *_parts_of(response.body)])
-
-
-def encoded_last(response: Response) -> bytes:
-    """Return the bytes of a response after which the connection is closed."""
-    assert isinstance(response.body, bytes)
-    return head_of(response, is_last=True, is_chunked=False) + response.body
-
-
-def _parts_of(body: ResponseBody) -> Iterator[bytes | memoryview]:
-    if isinstance(body, bytes):
-        yield body
-    elif isinstance(body, FilePart | FileParts):
-        parts = body.parts if isinstance(body, FileParts) else (body,)
-        for part in parts:
-            yield _content(part)
-    elif not isinstance(body, ResponseStream):
-        yield from body
-
-
-def _content(part: FilePart) -> bytes:
-    with _opened(part) as fd:
-        data = os.pread(fd, part.length, part.first)
-    if len(data) != part.length:
-        raise BodyCutShort(f"the file ended {part.length - len(data)} bytes early")
-    return data
+    data: list[bytes | memoryview] = [head_of(response, is_last=is_last)]
+    for part in _sent_parts(request, response):
+        if isinstance(part, FilePart):
+            with _opened(part) as fd:
+                data.append(os.pread(fd, part.length, part.first))
+            if missing := part.length - len(data[-1]):
+                raise BodyCutShort(f"the file ended {missing} bytes early")
+        else:
+            data.append(part)
+    return b"".join(data)
 
 
 def send(request: Request, response: Response, *, is_last: bool) -> None:
@@ -478,49 +403,37 @@ def send(request: Request, response: Response, *, is_last: bool) -> None:
         ConnectionClosed: the client has closed the connection.
         TransferStalled: the client reads too slowly.
         BodyCutShort: the body is shorter than announced.
-        OSError: a file cannot be opened; nothing was sent.
+        OSError: the first file cannot be opened; nothing was sent.
     """
     connection = request.connection
-    head = memoryview(head_of(response, is_last=is_last, is_chunked=False))
     connection.begin_body()
-    if request.method == "HEAD" or not has_body(response.status):
-        connection.send([head])
-        return
-    if isinstance(response.body, FilePart):
-        _send_file(connection, head, response.body)
-    elif isinstance(response.body, FileParts):
-        _send_files(connection, head, response.body)
-    else:
-        assert not isinstance(response.body, ResponseStream)
-        _send_views(connection, head, response.body)
-    if response.trailer is not None:
-        connection.send([memoryview(_trailer(response))])
-
-
-def _send_views(
-    connection: Connection, head: memoryview, body: bytes | Sequence[memoryview]
-) -> None:
-    if isinstance(body, bytes):
-        connection.send([head, memoryview(body)])
-    else:
-        connection.send([head, *(view.cast("B") for view in body)])
-
-
-def _send_file(connection: Connection, head: memoryview, part: FilePart) -> None:
-    with _opened(part) as fd:
-        connection.send([head])
-        connection.send_file(fd, part.first, part.length)
-
-
-def _send_files(connection: Connection, head: memoryview, body: FileParts) -> None:
-    connection.send([head])
-    for part in body.parts:
+    unsent = [memoryview(head_of(response, is_last=is_last))]
+    is_begun = False
+    for part in _sent_parts(request, response):
+        if isinstance(part, memoryview):
+            unsent.append(part.cast("B"))
+            continue
         with ExitStack() as stack:
             try:
                 fd = stack.enter_context(_opened(part))
-            except OSError as exc:  # the head is sent: the body can only be cut short
+            except OSError as exc:
+                if not is_begun:
+                    raise
+                # The head is sent: the body can only be cut short.
                 raise BodyCutShort(f"a file that cannot be opened: {exc}") from exc
+            connection.send(unsent)
+            unsent, is_begun = [], True
             connection.send_file(fd, part.first, part.length)
+    connection.send(unsent)
+    if response.trailer is not None and request.method != "HEAD":
+        connection.send([memoryview(_trailer(response))])
+
+
+def _sent_parts(request: Request, response: Response) -> Sequence[BodyPart]:
+    """Return the parts of the body that follow the head."""
+    if request.method == "HEAD" or not has_body(response.status):
+        return []
+    return parts_of(response.body)
 
 
 @contextmanager

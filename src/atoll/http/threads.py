@@ -59,15 +59,18 @@ TICK_S: Final = 0.05
 SCRATCH_BYTES: Final = 2**16
 
 
+@dataclass(eq=False, kw_only=True)
 class ParkedConnection(ABC):
     """A connection in the event loop, with its reactions to events and its deadline."""
 
-    def __init__(
-        self, connection: Connection, *, until_s: float, events: int = READ
-    ) -> None:
-        self.connection = connection
-        self.until_s = until_s
-        self.events = events
+    event_loop: EventLoop
+    connection: Connection
+    until_s: float
+    events: int = READ
+
+    def leave(self) -> bool:
+        """Take it out of the event loop; False if it is no longer parked for this."""
+        return self.event_loop.take(self)
 
     def begin(self) -> None:
         """Handle bytes that TLS has buffered: a selector reports only new bytes."""
@@ -152,19 +155,6 @@ class EventLoop:
 
     def holds(self, watch: ParkedConnection) -> bool:
         return self._watches.get(watch.connection) is watch
-
-    def listen_for(self, watch: ParkedConnection, events: int) -> None:
-        """Change the socket events of a parked connection."""
-        if events == watch.events or not self.holds(watch):
-            return
-        fileno = watch.connection.fileno
-        if not events:
-            self._selector.unregister(fileno)
-        elif watch.events:
-            self._selector.modify(fileno, events, watch)
-        else:
-            self._selector.register(fileno, events, watch)
-        watch.events = events
 
     def parked(self) -> list[ParkedConnection]:
         return list(self._watches.values())
@@ -474,28 +464,16 @@ class BulkLanes:
         return of_owner[owner] >= of_owner[blocked_owner] + 2
 
 
+@dataclass(eq=False, kw_only=True)
 class QueuedTransfer(ParkedConnection):
     """A connection that waits for a lane; its body stays unread."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        *,
-        owner: str,
-        until_s: float,
-        size_bytes: int,
-        run: Callable[[], None],
-        refuse: Callable[[], None],
-        lanes: BulkLanes,
-        event_loop: EventLoop,
-    ) -> None:
-        super().__init__(connection, until_s=until_s, events=0)
-        self.owner: Owner = connection.origin, owner
-        self.size_bytes = size_bytes
-        self.run = run
-        self._refuse = refuse
-        self._lanes = lanes
-        self._event_loop = event_loop
+    owner: Owner
+    size_bytes: int
+    run: Callable[[], None]
+    refuse: Callable[[], None]
+    lanes: BulkLanes
+    events: int = 0
 
     def begin(self) -> None:
         """Read nothing: the body stays in the socket."""
@@ -504,9 +482,9 @@ class QueuedTransfer(ParkedConnection):
         """Do nothing: the selector watches no events of it."""
 
     def on_deadline(self) -> None:
-        if self._event_loop.take(self):
-            self._lanes.leave_queue(self)
-            self._refuse()
+        if self.leave():
+            self.lanes.leave_queue(self)
+            self.refuse()
 
 
 class ThreadPools:

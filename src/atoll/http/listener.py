@@ -26,17 +26,9 @@ from typing import Final
 
 from atoll.clock import Clock
 from atoll.errors import UsageError
+from atoll.http import registry
 from atoll.http.connection import Connection, ListenerLimits, origin_of
 from atoll.http.handshake import OnHandshakeFault
-from atoll.http.registry import (
-    ConnectionRegistry,
-    ListenerParts,
-    OnClosed,
-    OnError,
-    OnShed,
-    ShedCounter,
-    ShedReason,
-)
 from atoll.http.request import Request
 from atoll.http.response import Problem, encoded_last
 from atoll.http.server import Handle, Judge, RequestServer
@@ -106,21 +98,22 @@ class Listener:
         clock: Clock,
         tls: ssl.SSLContext | None = None,
         limits: ListenerLimits | None = None,
-        on_error: OnError = _ignore,
-        on_closed: OnClosed = _ignore,
+        on_error: registry.OnError = _ignore,
+        on_closed: registry.OnClosed = _ignore,
         on_refused_handshake: OnHandshakeFault = _ignore,
-        on_shed: OnShed = _ignore,
+        on_shed: registry.OnShed = _ignore,
         judge: Judge = _ignore,
         owner: Callable[[Request], str] = _no_owner,
         verifies: bool = False,
     ) -> None:
         self._limits, self._clock, self._tls = limits or ListenerLimits(), clock, tls
-        self._verifies, self._shed = verifies, ShedCounter(on_shed)
+        self._verifies, self._shed = verifies, registry.ShedCounter(on_shed)
         report_error = partial(on_error, None)
+        shed = registry.ShedReason
         self._listening_socket = _listening_socket(host, port)
         self._name = self._listening_socket.getsockname()
         self.max_connections = min(self._limits.max_connections, connection_budget())
-        self._registry = ConnectionRegistry(
+        self._registry = registry.ConnectionRegistry(
             self._limits, max_connections=self.max_connections
         )
         self._event_loop = EventLoop(clock=clock, on_error=report_error)
@@ -129,10 +122,10 @@ class Listener:
             limits=self._limits,
             clock=clock,
             on_error=report_error,
-            on_cut=partial(self._shed.note, reason=ShedReason.SLOW_TRANSFER),
+            on_cut=partial(self._shed.note, reason=shed.SLOW_TRANSFER),
         )
         self._server = RequestServer(
-            ListenerParts(
+            registry.ListenerParts(
                 event_loop=self._event_loop,
                 pools=self._pools,
                 registry=self._registry,
@@ -140,7 +133,7 @@ class Listener:
                 clock=clock,
                 on_closed=on_closed,
                 on_error=on_error,
-                on_slow_reader=partial(self._shed.note, reason=ShedReason.SLOW_READER),
+                on_slow_reader=partial(self._shed.note, reason=shed.SLOW_READER),
                 owner=owner,
             ),
             handle,

@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final, TypeVar
 
+from atoll.http import parked_connections
 from atoll.http.connection import (
     BodyCutShort,
     Connection,
@@ -29,13 +30,6 @@ from atoll.http.connection import (
     TransferStalled,
 )
 from atoll.http.handshake import OnHandshakeFault, TlsHandshakes
-from atoll.http.parked_connections import (
-    ParkedForBody,
-    ParkedForHead,
-    ParkedForResponse,
-    ParkedForSkip,
-    ParkedResponses,
-)
 from atoll.http.registry import ConnectionCloser, ListenerParts
 from atoll.http.request import Request, read_request
 from atoll.http.response import (
@@ -114,7 +108,7 @@ class RequestServer:
             self.drop(connection)
             return
         connection.silent_since_s = self._parts.clock.now_s()
-        watch = ParkedForHead(
+        watch = parked_connections.ParkedForHead(
             event_loop=self._event_loop,
             handler=self,
             connection=connection,
@@ -154,7 +148,7 @@ class RequestServer:
         elif not is_whole:
             until_s = self._after_s(self._limits.idle_s)
             self._event_loop.park(
-                ParkedForBody(
+                parked_connections.ParkedForBody(
                     event_loop=self._event_loop,
                     handler=self,
                     connection=connection,
@@ -173,7 +167,7 @@ class RequestServer:
         if isinstance(answer, DeferredResponse):
             until_s = self._after_s(answer.wait_s)
             self._event_loop.park(
-                ParkedForResponse(
+                parked_connections.ParkedForResponse(
                     event_loop=self._event_loop,
                     handler=self,
                     connection=request.connection,
@@ -209,7 +203,7 @@ class RequestServer:
                 self._parts.registry.verified(request.connection)
 
     @property
-    def parked(self) -> ParkedResponses:
+    def parked(self) -> parked_connections.ParkedResponses:
         return self._sender.parked
 
     def _after_s(self, wait_s: float) -> float:
@@ -226,7 +220,7 @@ class ResponseSender:
         await_next: Callable[[Connection], None],
     ) -> None:
         self._parts, self._closer, self._await_next = parts, closer, await_next
-        self.parked = ParkedResponses(
+        self.parked = parked_connections.ParkedResponses(
             parts.event_loop,
             closer,
             limits=parts.limits,
@@ -359,7 +353,7 @@ class ResponseSender:
         if not remaining_bytes:
             await_next()
             return
-        watch = ParkedForSkip(
+        watch = parked_connections.ParkedForSkip(
             event_loop=self._parts.event_loop,
             closer=self._closer,
             connection=request.connection,

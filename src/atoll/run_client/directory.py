@@ -116,7 +116,7 @@ class DirectoryRunClient:
         anchor = anchors.newest() if round is None else anchors.at(round)
         done = 0
         with file.open("wb") as opened:
-            for part in anchor.body.parts:
+            for part in anchor.body:
                 handle = part.file
                 if not isinstance(handle, int):
                     handle = os.open(handle, os.O_RDONLY)

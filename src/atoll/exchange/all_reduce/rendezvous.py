@@ -22,21 +22,11 @@ from datetime import UTC, datetime
 from os import PathLike, fspath
 from typing import TypeVar
 
+from atoll import store as stores
 from atoll.clock import Clock
 from atoll.errors import CorruptError, NoSuchObject, Unreachable, UsageError
 from atoll.exchange.all_reduce.frames import ReduceTerms
 from atoll.retry import ABSENT_OBJECT, retried
-from atoll.store import (
-    CountedStore,
-    Data,
-    ProbedStore,
-    RangedStore,
-    RequestCounts,
-    RetryingStore,
-    Store,
-    open_store,
-    require_put_new,
-)
 
 T = TypeVar("T")
 
@@ -51,15 +41,15 @@ class TooLate(Exception):
 class Rendezvous:
     """A store where ranks meet, with retries. The owner must close it."""
 
-    def __init__(self, store: Store, *, url: str) -> None:
+    def __init__(self, store: stores.Store, *, url: str) -> None:
         self.url = re.sub(r"//[^/@]*@", "//", url)  # a password may be in it
-        self._counted = CountedStore(store)
-        probed = ProbedStore(RetryingStore(self._counted))
-        require_put_new(probed.traits, store=self.url)
-        self.store = RangedStore(probed)
+        self._counted = stores.CountedStore(store)
+        probed = stores.ProbedStore(stores.RetryingStore(self._counted))
+        stores.require_put_new(probed.traits, store=self.url)
+        self.store = stores.RangedStore(probed)
 
     @property
-    def requests(self) -> RequestCounts:
+    def requests(self) -> stores.RequestCounts:
         """Counts of the requests to the store so far."""
         return self._counted.requests
 
@@ -72,7 +62,7 @@ class Rendezvous:
         return f"{self.url.rstrip('/')}/{key}"
 
 
-def open_rendezvous(url: str | PathLike[str] | Store) -> Rendezvous:
+def open_rendezvous(url: str | PathLike[str] | stores.Store) -> Rendezvous:
     """Return the rendezvous at a URL, at a path or in a store.
 
     Raises:
@@ -81,7 +71,7 @@ def open_rendezvous(url: str | PathLike[str] | Store) -> Rendezvous:
         Unreachable: the store does not answer.
     """
     if isinstance(url, str | PathLike):
-        return Rendezvous(open_store(fspath(url)), url=fspath(url))
+        return Rendezvous(stores.open_store(fspath(url)), url=fspath(url))
     return Rendezvous(url, url="the store")
 
 
@@ -193,7 +183,7 @@ class RankProgress:
             self._delete_before(done - 1)
         return first
 
-    def put(self, round_number: int, key: str, frame: Sequence[Data]) -> bool:
+    def put(self, round_number: int, key: str, frame: Sequence[stores.Data]) -> bool:
         """Put an object of a round. False: it exists already, and stays."""
         self.own_keys.setdefault(round_number, set()).add(key)
         return self.rendezvous.store.put_new(key, frame)

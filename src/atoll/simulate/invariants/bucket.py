@@ -36,14 +36,7 @@ from atoll.protocol.island import CARRIED_ROUNDS
 from atoll.retry import STORE_OUTAGE
 from atoll.settings import RunSettings
 from atoll.simulate.hosts import SimRuntime
-from atoll.simulate.invariants.claims import (
-    COUNTED_ONCE,
-    NOTHING_LEFT_OUT,
-    ROUNDS_IN_ORDER,
-    SAME_STATE,
-    ZOMBIES_CHANGE_NOTHING,
-    CommittedRound,
-)
+from atoll.simulate.invariants import claims
 from atoll.simulate.invariants.watch import InvariantWatch, WatchedPorts
 from atoll.simulate.process import SimProcess
 from atoll.simulate.store import REQUEST_S, Bucket
@@ -123,7 +116,7 @@ class BucketReferee:
             ]
             if missing:
                 self._watch.report(
-                    ROUNDS_IN_ORDER,
+                    claims.ROUNDS_IN_ORDER,
                     STORE,
                     f"fragment {fragment} lacks the rosters of rounds {missing}",
                 )
@@ -175,7 +168,7 @@ class BucketReferee:
         state = self._states[document.fragment]
         if document.round != state.round + 1:
             self._watch.report(
-                ROUNDS_IN_ORDER,
+                claims.ROUNDS_IN_ORDER,
                 STORE,
                 f"round {document.round} of fragment {document.fragment} was closed "
                 f"after round {state.round}",
@@ -183,7 +176,7 @@ class BucketReferee:
             return
         if document.base != state.digest:
             self._watch.report(
-                SAME_STATE,
+                claims.SAME_STATE,
                 STORE,
                 f"round {document.round} of fragment {document.fragment} was closed "
                 f"on {document.base.hex()[:12]}, others hold {state.digest.hex()[:12]}",
@@ -193,7 +186,7 @@ class BucketReferee:
         state.apply(header, body)
         self._excuse(document)
         now_s = self._world.scheduler.now_s
-        commit = CommittedRound(header, body.tobytes(), state.digest, now_s)
+        commit = claims.CommittedRound(header, body.tobytes(), state.digest, now_s)
         self._watch.committed(commit)
         verdicts = {
             entry.island: str(entry.verdict) for entry in document.roster.entries
@@ -254,7 +247,7 @@ class BucketReferee:
         header = unpack(data[: header_length(data)]) if data else None
         if data is None or header is None or update_digest(header) != entry.digest:
             self._watch.report(
-                COUNTED_ONCE,
+                claims.COUNTED_ONCE,
                 entry.island,
                 f"round {position[1]} of fragment {position[0]} counts an "
                 f"update that is not at {key}",
@@ -298,7 +291,7 @@ class CloserCheck:
         for entry in document.roster.entries:
             if entry.digest and not _may_count(reader, document, entry):
                 self._watch.report(
-                    ZOMBIES_CHANGE_NOTHING,
+                    claims.ZOMBIES_CHANGE_NOTHING,
                     process.name,
                     f"closes {_name(document)} with incarnation {entry.incarnation} of "
                     f"{entry.island}, knows a later one, and that does not name the "
@@ -319,7 +312,7 @@ class CloserCheck:
         for island, stand in leftovers:
             if island not in listed and self._is_uncounted(island, stand):
                 self._watch.report(
-                    NOTHING_LEFT_OUT,
+                    claims.NOTHING_LEFT_OUT,
                     process.name,
                     f"closes {_name(document)} without the departing update of "
                     f"{island} for round {stand.round}, which it knows of",
@@ -354,7 +347,7 @@ class CloserCheck:
             if name in listed or put_s is None or put_s > before_s:
                 continue
             self._watch.report(
-                NOTHING_LEFT_OUT,
+                claims.NOTHING_LEFT_OUT,
                 process.name,
                 f"closes {_name(document)} without {name}, whose update exists "
                 f"since {put_s:.3f} s",

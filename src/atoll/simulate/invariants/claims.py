@@ -14,19 +14,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll import weights
 from atoll.coordinator import Service
 from atoll.errors import NonFinite
 from atoll.exchange import Outcome
 from atoll.settings import RunSettings
 from atoll.simulate.storms import COORDINATOR
-from atoll.weights import (
-    Contribution,
-    FragmentLayout,
-    FragmentState,
-    Layout,
-    reduce,
-    terms_of,
-)
 from atoll.wire import Header, RosterEntry, Verdict, codec, update_digest
 
 
@@ -230,7 +223,11 @@ class RoundCheck:
     """Checks every commit, every restart, and every state that islands hold."""
 
     def __init__(
-        self, history: History, settings: RunSettings, layout: Layout, report: Report
+        self,
+        history: History,
+        settings: RunSettings,
+        layout: weights.Layout,
+        report: Report,
     ) -> None:
         self._history, self._settings, self._layout = history, settings, layout
         self._report = report
@@ -274,13 +271,13 @@ class RoundCheck:
                 self._history.commit(attempt)
             self.holds(COORDINATOR, fragment, state)
 
-    def founded(self, weights: Sequence[FragmentState]) -> None:
+    def founded(self, states: Sequence[weights.FragmentState]) -> None:
         """Take the run's first weights as the state of round 0."""
-        for fragment, state in enumerate(weights):
+        for fragment, state in enumerate(states):
             if state.round == 0:
                 self._founded.setdefault(fragment, state.digest)
 
-    def holds(self, holder: str, fragment: int, state: FragmentState) -> None:
+    def holds(self, holder: str, fragment: int, state: weights.FragmentState) -> None:
         """Check a fragment's state that an island or the coordinator holds."""
         if state.round == 0:
             expected = self._founded.get(fragment, state.digest)
@@ -417,7 +414,7 @@ class RoundCheck:
         header, layout = commit.header, self._layout[commit.header.fragment]
         assert header.roster is not None
         parts = [
-            Contribution(
+            weights.Contribution(
                 codec(update.header.codec),
                 np.frombuffer(update.body, np.uint8),
                 update.header.weight,
@@ -434,13 +431,17 @@ class RoundCheck:
                 f"not the mean of its {len(parts)} counted updates",
             )
 
-    def _mean(self, layout: FragmentLayout, parts: list[Contribution]) -> bytes:
+    def _mean(
+        self, layout: weights.FragmentLayout, parts: list[weights.Contribution]
+    ) -> bytes:
         """Return the agreed body of these updates; a void round has none."""
         if not parts:
             return b""
-        terms = terms_of(layout, self._settings)
+        terms = weights.terms_of(layout, self._settings)
         try:
-            return reduce(layout, parts, down=terms.down, merge=terms.merge).tobytes()
+            return weights.reduce(
+                layout, parts, down=terms.down, merge=terms.merge
+            ).tobytes()
         except NonFinite:
             return b""
 

@@ -8,25 +8,11 @@ from functools import partial
 import numpy as np
 
 from atoll.coordinator import Service
-from atoll.exchange.calls import (
-    Call,
-    FoundCall,
-    HeartbeatCall,
-    LeaveCall,
-    OfferCall,
-    PublishCall,
-    Reply,
-)
+from atoll.exchange import calls
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.rounds import Phase
 from atoll.simulate.hosts import CoordinatorHost
-from atoll.simulate.invariants.claims import (
-    BOUNDED,
-    DEADLINES_BOUNDED,
-    ZOMBIES_CHANGE_NOTHING,
-    CommittedRound,
-    Report,
-)
+from atoll.simulate.invariants import claims
 from atoll.simulate.invariants.watch import InvariantWatch
 from atoll.simulate.storms import COORDINATOR
 from atoll.simulate.world import SimWorld
@@ -96,19 +82,19 @@ class CoordinatorReferee:
     def _handle(
         self,
         service: Service,
-        handle: Callable[[Call, float], Reply],
-        call: Call,
+        handle: Callable[[calls.Call, float], calls.Reply],
+        call: calls.Call,
         now_s: float,
-    ) -> Reply:
+    ) -> calls.Reply:
         before, sender = service.state, _sender(call)
         try:
             return handle(call, now_s)
         finally:
             if sender is not None:
                 self._check_zombie(before, service.state, *sender)
-            if isinstance(call, PublishCall):
+            if isinstance(call, calls.PublishCall):
                 check_staged(service, self.report)
-            elif isinstance(call, FoundCall):
+            elif isinstance(call, calls.FoundCall):
                 self._rounds.founded(service.weights)
 
     def _check_zombie(
@@ -129,7 +115,7 @@ class CoordinatorReferee:
         ]
         if after.members.known[island] is not latest or staged:
             self.report(
-                ZOMBIES_CHANGE_NOTHING,
+                claims.ZOMBIES_CHANGE_NOTHING,
                 island,
                 f"its incarnation {incarnation} changed the coordinator's state, "
                 f"after incarnation {latest.incarnation} had joined",
@@ -146,27 +132,29 @@ class CoordinatorReferee:
         epoch: int,
     ) -> None:
         now_s = self._world.scheduler.now_s
-        outcome = CommittedRound(agreed, body.tobytes(), digest_after, now_s)
+        outcome = claims.CommittedRound(agreed, body.tobytes(), digest_after, now_s)
         self._rounds.attempted(outcome)
         commit(agreed, body, digest_after=digest_after, epoch=epoch)
         self._watch.committed(outcome)
 
 
-def _sender(call: Call) -> tuple[str, int] | None:
+def _sender(call: calls.Call) -> tuple[str, int] | None:
     """Return name and incarnation of the sender, if the call contains them."""
     match call:
-        case HeartbeatCall(beat):
+        case calls.HeartbeatCall(beat):
             return beat.island, beat.incarnation
-        case OfferCall(header):
+        case calls.OfferCall(header):
             return header.island, header.incarnation
-        case PublishCall(frame):
+        case calls.PublishCall(frame):
             return frame.header.island, frame.header.incarnation
-        case LeaveCall(island, incarnation) | FoundCall(island, incarnation, _):
+        case calls.LeaveCall(island, incarnation) | calls.FoundCall(
+            island, incarnation, _
+        ):
             return island, incarnation
     return None
 
 
-def check_staged(service: Service, report: Report) -> None:
+def check_staged(service: Service, report: claims.Report) -> None:
     """Report staged updates of other rounds or unknown islands, or too many."""
     for round in service.state.rounds:
         members = service.state.members.known.keys()
@@ -177,7 +165,7 @@ def check_staged(service: Service, report: Report) -> None:
         is_now = all(header.round == round.number for header in round.staged.values())
         if not (is_ahead and is_now and {*round.staged, *round.ahead} <= members):
             report(
-                BOUNDED,
+                claims.BOUNDED,
                 "coordinator",
                 f"round {round.number} of fragment {round.fragment} holds updates of "
                 "other rounds, or of unknown islands",
@@ -187,14 +175,14 @@ def check_staged(service: Service, report: Report) -> None:
     )
     if len(service._spool) > num_staged:
         report(
-            BOUNDED,
+            claims.BOUNDED,
             "coordinator",
             f"its spool holds {len(service._spool)} updates, "
             f"and {num_staged} are staged",
         )
 
 
-def check_deadlines(service: Service, report: Report) -> None:
+def check_deadlines(service: Service, report: claims.Report) -> None:
     """Report a deadline outside its bounds."""
     state, limits = service.state, service.state.settings.limits
     for round in state.rounds:
@@ -209,7 +197,7 @@ def check_deadlines(service: Service, report: Report) -> None:
                 or late_at_s > round.waits_from_s + limits.deadline_max_s + 1e-6
             ):
                 report(
-                    DEADLINES_BOUNDED,
+                    claims.DEADLINES_BOUNDED,
                     "coordinator",
                     f"waits {after_s:.3f} s for {island} in round {round.number} of "
                     f"fragment {round.fragment}",

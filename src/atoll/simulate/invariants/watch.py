@@ -23,17 +23,7 @@ from atoll.island.numpy_model import VectorView
 from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
 from atoll.retry import COORDINATOR_CALL, STORE_OUTAGE
 from atoll.settings import RunSettings
-from atoll.simulate.invariants.claims import (
-    BOUNDED,
-    EVERYONE_COUNTS,
-    PROGRESS,
-    CommittedRound,
-    History,
-    Invariant,
-    Report,
-    RoundCheck,
-    Violation,
-)
+from atoll.simulate.invariants import claims
 from atoll.simulate.invariants.incarnation import (
     ObservedIncarnation,
     WatchedView,
@@ -117,9 +107,9 @@ class InvariantWatch:
         lease_s: float,
     ) -> None:
         self._scheduler, self._network = world.scheduler, world.network
-        self.violations: list[Violation] = []
-        self.history = History()
-        self.rounds = RoundCheck(self.history, settings, layout, self.report)
+        self.violations: list[claims.Violation] = []
+        self.history = claims.History()
+        self.rounds = claims.RoundCheck(self.history, settings, layout, self.report)
         self.progress = ProgressCheck(silence_s, self.report)
         self._everyone = EveryoneCounts(self.report, lease_s=lease_s)
         self._max_bytes = max_bytes_in_flight(
@@ -145,10 +135,10 @@ class InvariantWatch:
         self.look_s = 0.0
         """Time of the next call of `on_look`."""
 
-    def report(self, invariant: Invariant, subject: str, detail: str) -> None:
+    def report(self, invariant: claims.Invariant, subject: str, detail: str) -> None:
         """Note a violation, and stop the run: later violations mean nothing."""
         at_s = self._scheduler.now_s
-        self.violations.append(Violation(at_s, subject, invariant.name, detail))
+        self.violations.append(claims.Violation(at_s, subject, invariant.name, detail))
         self._scheduler.stop()
 
     def begin(self, island: str, view: VectorView) -> WatchedPorts:
@@ -198,7 +188,7 @@ class InvariantWatch:
         """Note that no fault acts from now on."""
         self._everyone.calm(since_s)
 
-    def committed(self, outcome: CommittedRound) -> None:
+    def committed(self, outcome: claims.CommittedRound) -> None:
         """Check a committed outcome."""
         now_s = self._scheduler.now_s
         self.rounds.committed(outcome)
@@ -229,7 +219,7 @@ class InvariantWatch:
             fragment.round = state.round
             self.rounds.holds(fragment.island, fragment.slot.index, state)
 
-    def _judge_roster(self, outcome: CommittedRound) -> None:
+    def _judge_roster(self, outcome: claims.CommittedRound) -> None:
         opened_s = self.opened_s.get(outcome.header.fragment, 0.0)
         present = [
             island
@@ -261,11 +251,11 @@ def max_bytes_in_flight(layout: Layout, *, islands: int, flight_s: float) -> int
     return 2 * islands * STRANDS * attempts * 2 * largest
 
 
-def check_bytes(network: Network, max_bytes: int, report: Report) -> None:
+def check_bytes(network: Network, max_bytes: int, report: claims.Report) -> None:
     """Report more bytes in flight than `max_bytes`."""
     if network.counts.bytes_in_flight > max_bytes:
         report(
-            BOUNDED,
+            claims.BOUNDED,
             "network",
             f"{network.counts.bytes_in_flight} bytes are in flight, above {max_bytes}",
         )
@@ -312,7 +302,7 @@ def longest_wait_s(settings: RunSettings, *, step_s: float, islands: int) -> flo
 class ProgressCheck:
     """Checks that rounds are committed while no fault acts."""
 
-    def __init__(self, bound_s: float, report: Report) -> None:
+    def __init__(self, bound_s: float, report: claims.Report) -> None:
         self._bound_s, self._report = bound_s, report
         self._last_s = 0.0
         self.due_s = float("inf")
@@ -330,7 +320,7 @@ class ProgressCheck:
     def overdue(self, now_s: float) -> None:
         """Report that no round was committed by `due_s`."""
         self._report(
-            PROGRESS,
+            claims.PROGRESS,
             "run",
             f"no round was committed between {self._last_s:.3f} s and {now_s:.3f} s, "
             f"although a quorum was connected: longer than {self._bound_s:.3f} s",
@@ -341,7 +331,7 @@ class ProgressCheck:
 class EveryoneCounts:
     """Checks the rounds that open a lease after the last fault."""
 
-    def __init__(self, report: Report, *, lease_s: float = LEASE_S) -> None:
+    def __init__(self, report: claims.Report, *, lease_s: float = LEASE_S) -> None:
         self._report, self._lease_s = report, lease_s
         self._calm_s = float("inf")
         self._seen: dict[int, int] = {}
@@ -357,7 +347,7 @@ class EveryoneCounts:
         self._seen.clear()
 
     def committed(
-        self, commit: CommittedRound, opened_s: float, islands: Collection[str]
+        self, commit: claims.CommittedRound, opened_s: float, islands: Collection[str]
     ) -> None:
         """Check a commit; `islands` were live members since the round opened."""
         header = commit.header
@@ -370,7 +360,7 @@ class EveryoneCounts:
         missing = sorted({*islands} - {entry.island for entry in header.roster.counted})
         if missing:
             self._report(
-                EVERYONE_COUNTS,
+                claims.EVERYONE_COUNTS,
                 ", ".join(missing),
                 f"missed round {header.round} of fragment {header.fragment}, the "
                 f"{self._seen[header.fragment]}th to open since {self._calm_s:.3f} s, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -304,15 +305,21 @@ def test_an_island_of_a_longer_past_goes_on_in_a_run_that_began_anew() -> None:
     b.die()
 
 
-def test_an_update_that_was_being_sealed_is_known_by_its_bytes() -> None:
-    """It was sent after the checkpoint was taken, and is made again to be compared."""
+def test_a_checkpoint_has_the_bytes_of_an_update_that_waits_to_be_sent() -> None:
+    """The sender is busy: the update is sent after the checkpoint was taken."""
     run, a, b = two_islands(up="int8", error_feedback=True)
+    may_send, has_sent = threading.Event(), threading.Event()
+    sender = a.host._driver.worker._sender
+    sender.submit(may_send.wait)
     a.train(EVERY)
     at_seal = a.view.local[0].copy()
     a.train(2)
+    assert a.host.slots[0].sealed is not None
+    assert a.host.slots[0].sealed.frame is None
     checkpoint, local = a.save(is_exact=False), a.view.local[0].copy()
-    update = checkpoint.island["fragments"][0]["update"]
-    update["frame"] = update["residual_after"] = None
+    may_send.set()
+    sender.submit(has_sent.set)
+    assert has_sent.wait(10.0)
     a.die()
     b.train(EVERY + OVERLAP)
     again = rejoined(run, checkpoint)
@@ -321,6 +328,22 @@ def test_an_update_that_was_being_sealed_is_known_by_its_bytes() -> None:
     residual = again.host.slots[0].residual
     assert residual is not None
     assert residual.any()
+    again.die()
+    b.die()
+
+
+def test_an_update_that_0_1_0_saved_without_its_bytes_counts_once() -> None:
+    """It cannot be known in the roster, so nothing of the checkpoint is added."""
+    run, a, b = two_islands(up="int8", error_feedback=True)
+    a.train(EVERY + 2)
+    checkpoint = a.save(is_exact=False)
+    update = checkpoint.island["fragments"][0]["update"]
+    update["frame"] = update["residual_after"] = None
+    a.die()
+    b.train(EVERY + OVERLAP)
+    again = rejoined(run, checkpoint)
+
+    assert not work_of(again).any()
     again.die()
     b.die()
 

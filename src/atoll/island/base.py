@@ -285,16 +285,6 @@ class SavedStates(Protocol):
         """
         ...
 
-    def remake(
-        self, slot: IslandFragment, saved: SavedFragment, terms: SealTerms
-    ) -> tuple[np.ndarray, float]:
-        """Return body and norm of a saved update, and store its new residual.
-
-        Raises:
-            NonFinite: naming the parameter.
-        """
-        ...
-
 
 class IslandMemory(LocalWeights, FragmentStates, UncountedWork, SavedStates, Protocol):
     """The memory of an island's fragments. The host is the only caller."""

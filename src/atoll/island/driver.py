@@ -72,7 +72,7 @@ class Driver:
                 self.worker.resume(slot, book)
 
     def save(self, *, is_exact: bool) -> SavedIsland:
-        """Return this island for a checkpoint. The caller holds the slots' locks."""
+        """Return this island for a checkpoint. The caller holds the slots' turns."""
         is_exact = is_exact and can_save_exactly(self._slots)
         fragments = self._memory.saving(
             self._slots,

@@ -226,6 +226,7 @@ class Host:
 
         Only between inner steps.
         """
+        self._driver.worker.finish_seals()
         with pause_outcomes(self.slots):
             yield self._driver.save(is_exact=is_exact)
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -192,12 +191,6 @@ class WholeMemory:
             sealed=resumed_update(saved),
         )
 
-    def remake(
-        self, slot: IslandFragment, saved: SavedFragment, terms: SealTerms
-    ) -> tuple[np.ndarray, float]:
-        with remaking(slot, saved) as sealed:
-            return self.seal(slot, sealed, terms)
-
     def give(
         self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
     ) -> None:
@@ -283,33 +276,6 @@ def resumed_update(saved: SavedFragment) -> UpdateInFlight | None:
         is_awaited=update.is_awaited,
         residual_after=update.residual_after,
     )
-
-
-@contextmanager
-def remaking(slot: IslandFragment, saved: SavedFragment) -> Iterator[UpdateInFlight]:
-    """Give a slot the residual it had when a saved update was being sealed.
-
-    The update is the negated saved difference, exactly. So its bytes are those that the
-    earlier incarnation sent, if it did.
-    """
-    update = saved.update
-    assert update is not None
-    sealed = UpdateInFlight(
-        round=update.round,
-        base=-update.base,
-        inner_steps=update.inner_steps,
-        tokens=update.tokens,
-        weight=update.weight,
-        arrival=Future(),
-    )
-    residual = slot.residual
-    if residual is not None and saved.residual is not None:
-        slot.residual = saved.residual
-    try:
-        yield sealed
-    finally:
-        slot.residual = residual
-    update.residual_after = sealed.residual_after
 
 
 def _elements(saved: SavedFragment) -> int:

@@ -2,8 +2,7 @@
 
 *Exact*: the island continues with the bytes of the checkpoint, and makes the same
 rounds again. *Rejoin*: the saved work is put on the present anchor of the run. The
-rosters of the rounds decide which part of it has counted already. An update that was
-being sealed when the island was saved is sealed again from its work.
+rosters of the rounds decide which part of it has counted already.
 """
 
 from __future__ import annotations
@@ -11,16 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from atoll import wire
-from atoll.errors import NonFinite, OutcomeLost, UsageError
+from atoll.errors import OutcomeLost, UsageError
 from atoll.exchange import Exchange, Frame
 from atoll.island.base import IslandMemory
-from atoll.island.fragment import (
-    HeldBackWork,
-    IslandFragment,
-    SealTerms,
-    UpdateInFlight,
-)
-from atoll.island.identity import update_seed
+from atoll.island.fragment import HeldBackWork, IslandFragment, UpdateInFlight
 from atoll.island.progress import IslandCounters
 from atoll.island.saved_state import (
     COUNTERS,
@@ -282,7 +275,6 @@ def _rejoined(
                 slot,
                 fragment,
                 progress=progress,
-                earlier=saved.earlier,
             )
         )
         slots.append(slot)
@@ -371,14 +363,14 @@ def rejoin(
     saved: SavedFragment,
     *,
     progress: tuple[int, int],
-    earlier: tuple[int, int],
 ) -> RejoinedWork:
     """Add the saved work of a fragment that has not counted to the slot's anchor.
 
     `progress` counts the inner steps and tokens of all incarnations, as the slot does
-    afterwards; `earlier` is the part of it that the run does not count.
+    afterwards.
     """
-    saved = reseal(joined, memory, slot, saved, earlier=earlier)
+    if saved.update is not None and saved.update.frame is None:
+        saved = replace(saved, update=None)  # of 0.1.0: saved while it was being sealed
     history = _RoundHistory(exchange, slot.index, joined.island, slot.state)
     remaining = _remaining(history, joined, slot, saved)
     settled = settled_left(saved, remaining, progress)
@@ -458,66 +450,6 @@ _COUNTED = (CountedSince.SAVED, CountedSince.ANOTHER)
 def _digest(update: SavedUpdate | None) -> bytes:
     frame = update.frame if update else None
     return wire.update_digest(frame.header) if frame else b""
-
-
-def reseal(
-    joined: JoinReply,
-    memory: IslandMemory,
-    slot: IslandFragment,
-    saved: SavedFragment,
-    *,
-    earlier: tuple[int, int],
-) -> SavedFragment:
-    """Return the fragment with its saved update encoded.
-
-    `earlier` is the progress that the run does not count: see `IslandCounters`.
-    """
-    update = saved.update
-    if update is None or update.frame is not None:
-        return saved
-    seed = update_seed(joined.run, slot.index, update.round, joined.island)
-    decay = joined.settings.wire.error_feedback_decay
-    try:
-        terms = SealTerms(seed=seed, decay=decay, is_difference=True)
-        body, norm = memory.remake(slot, saved, terms)
-    except NonFinite:
-        return replace(saved, update=None)  # the earlier incarnation has refused it
-    progress = wire.TrainingProgress(
-        inner_steps=update.inner_steps - earlier[0], tokens=update.tokens - earlier[1]
-    )
-    header = _header(
-        joined, slot, saved, update, seed=seed, norm=norm, progress=progress
-    )
-    frame = Frame(wire.with_body(header, body), body)
-    return replace(saved, update=replace(update, frame=frame))
-
-
-def _header(
-    joined: JoinReply,
-    slot: IslandFragment,
-    saved: SavedFragment,
-    update: SavedUpdate,
-    *,
-    seed: int,
-    norm: float,
-    progress: wire.TrainingProgress,
-) -> wire.Header:
-    return wire.Header(
-        kind=wire.FrameKind.UPDATE,
-        run=joined.run,
-        fragment=slot.index,
-        round=update.round,
-        island=joined.island,
-        incarnation=joined.incarnation,
-        epoch=joined.epoch,
-        base=saved.digest,
-        codec=slot.up.name,
-        seed=seed,
-        elements=slot.layout.elements,
-        weight=update.weight,
-        norm=norm,
-        progress=progress,
-    )
 
 
 def fetch_state(exchange: Exchange, fragment: int) -> FragmentState:

@@ -12,6 +12,7 @@ Rule 2: if an update of an earlier incarnation has counted and this incarnation 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -54,6 +55,7 @@ class SyncWorker:
         self._memory, self._tally = memory, tally
         self._decay = joined.settings.wire.error_feedback_decay
         self._stops = False
+        self._sealing = threading.Lock()
         self._runtime = runtime
         self._waiting: tuple[UpdateInFlight, protocol.Heartbeat] | None = None
         self._sender = Worker(runtime, f"atoll-{joined.island}-send")
@@ -112,14 +114,29 @@ class SyncWorker:
         sealed = slot.sealed
         assert sealed is not None
         try:
-            if sealed.frame is None:
-                sealed.frame = self.seal(slot, sealed, wire.FrameKind.UPDATE)
+            frame = self._encode(slot, sealed)
             if not slot.is_over(sealed.round):
-                self.publish(sealed.frame)
+                self.publish(frame)
         except BaseException as exc:  # the thread that trains must learn of it
             sealed.arrival.set_exception(exc)
             return
         self._receiver.submit(self.receive, slot, sealed, book)
+
+    def finish_seals(self) -> None:
+        """Encode every update that waits to be sent, so that a checkpoint has it.
+
+        The sender may be waiting for the network, so this thread does it.
+        """
+        for slot in self._slots:
+            sealed = slot.sealed
+            if sealed and not sealed.is_awaited and not sealed.arrival.done():
+                self._encode(slot, sealed)
+
+    def _encode(self, slot: IslandFragment, sealed: UpdateInFlight) -> Frame:
+        with self._sealing:
+            if sealed.frame is None:
+                sealed.frame = self.seal(slot, sealed, wire.FrameKind.UPDATE)
+            return sealed.frame
 
     def seal(
         self,

@@ -18,7 +18,7 @@ from atoll import wire
 from atoll.errors import CorruptError, UsageError
 from atoll.exchange import Frame
 from atoll.island.fragment import IslandFragment, SealTerms, UpdateInFlight
-from atoll.island.memory import WholeMemory, remaking
+from atoll.island.memory import WholeMemory
 from atoll.island.saved_state import SavedFragment, SavedIsland
 from atoll.protocol.island import RemainingWork
 from atoll.settings import RunSettings
@@ -353,24 +353,6 @@ class ShardedMemory:
         if part.sealed is not None:
             self._updates[part.sealed.number] = part.sealed
         return part
-
-    def remake(
-        self, slot: IslandFragment, saved: SavedFragment, terms: SealTerms
-    ) -> tuple[np.ndarray, float]:
-        body = np.empty(slot.up.body_bytes(slot.layout.elements), np.uint8)
-        return body, self.remake_parts(slot, saved, terms, body)
-
-    @on_all_ranks(Thread.BACKGROUND)
-    def remake_parts(
-        self,
-        slot: IslandFragment,
-        saved: SavedFragment,
-        terms: SealTerms,
-        body: OnlyLeader[np.ndarray],
-    ) -> float:
-        """Seal a saved update again: see `SavedStates.remake`."""
-        with remaking(self._slots[slot.index], saved) as sealed:
-            return self._seal(slot.index, sealed, terms, body)
 
     @on_all_ranks(Thread.TRAINING)
     def show_anchor(self, slot: IslandFragment) -> None:

@@ -8,7 +8,6 @@ change of state is a line, and the table is printed once, at the end.
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from collections import defaultdict
@@ -22,7 +21,7 @@ import typer
 
 from atoll.cli import launch_coordinator
 from atoll.cli.run_names import RUN, complete_run_name, locate_run, read_address
-from atoll.cli.terminal import can_redraw, console, live_view, table
+from atoll.cli.terminal import can_redraw, console, live_view, stop_signal, table
 from atoll.errors import AtollError, RemoteError, Unreachable, UsageError
 from atoll.fields import nearest
 from atoll.launch.api import Launched, PollRetry, launch_spec, rows
@@ -458,14 +457,14 @@ class LaunchFollower:
         effect.
         """
         with ExitStack() as cleanup:
-            signals = cleanup.enter_context(_interruptions())
+            stop = cleanup.enter_context(stop_signal())
             cleanup.callback(self._close)
             if self._can_redraw:
                 live = live_view(sys.stdout, is_transient=True)
                 self._live = cleanup.enter_context(live)
             while not self._is_over():
                 self._poll()
-                self._end(is_interrupted=bool(signals))
+                self._end(is_interrupted=stop.is_set())
                 time.sleep(0.0 if self._is_over() else self._every_s)
             self._poll()
             self._end_coordinator()
@@ -650,24 +649,3 @@ class LaunchFollower:
             )
         for line in lines:
             typer.echo(line, err=True)
-
-
-@contextmanager
-def _interruptions() -> Iterator[list[int]]:
-    """Give a list of received signals; the first one restores the handlers."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    signals: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        signals.append(number)
-        for number, before in handlers.items():
-            signal.signal(number, before)
-
-    for number in numbers:
-        signal.signal(number, note)
-    try:
-        yield signals
-    finally:
-        for number, before in handlers.items():
-            signal.signal(number, before)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ import typer
 from atoll.bundle import Bundle, defined_by
 from atoll.cli.run_file import Assignments, settings_of
 from atoll.cli.run_names import RunNames, read_address, write_address
+from atoll.cli.terminal import stop_signal
 from atoll.coordinator import initial_weights
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.coordinator.directory import open_service, store_bundle
@@ -142,7 +142,7 @@ def serve(
     run = serve_run(
         path, settings, listen_options, init=init, has_tensorboard=has_tensorboard
     )
-    with _stop_signal() as stop, run as served:
+    with stop_signal() as stop, run as served:
         _print_start(served, settings, as_json=as_json)
         _wait(served.coordinator, stop, until_end=until_end, linger_s=linger_s)
 
@@ -233,32 +233,6 @@ def _flat(settings: RunSettings) -> dict[str, Any]:
 
 def _toml(value: Any) -> str:
     return "nothing" if value is None else json.dumps(value)
-
-
-@contextmanager
-def _stop_signal() -> Iterator[threading.Event]:
-    """Give an event that the first SIGTERM or SIGINT sets.
-
-    A second signal has its default effect.
-    """
-    stop = threading.Event()
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-
-    def note(number: int, frame: object) -> None:
-        stop.set()
-        for number, before in handlers.items():
-            signal.signal(number, before)
-
-    for number in _SIGNALS:
-        signal.signal(number, note)
-    try:
-        yield stop
-    finally:
-        for number, before in handlers.items():
-            signal.signal(number, before)
-
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def _wait(

@@ -1,4 +1,4 @@
-"""Output on a terminal: colours, tables, progress bars and text that is redrawn.
+"""A terminal: colours, tables, progress bars, text that is redrawn, and Ctrl-C.
 
 There are no colours without a terminal, nor if NO_COLOR is set to any value; a terminal
 of type `dumb` has no colours and is not redrawn. rich is imported when a verb draws.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
@@ -114,3 +116,29 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=console(sys.stderr)) as bars:
         task = bars.add_task(label, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+@contextmanager
+def stop_signal() -> Iterator[threading.Event]:
+    """Give an event that the first SIGTERM or SIGINT sets.
+
+    A second signal has its default effect.
+    """
+    stop = threading.Event()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    def note(number: int, frame: object) -> None:
+        stop.set()
+        restore()
+
+    for number in numbers:
+        signal.signal(number, note)
+    try:
+        yield stop
+    finally:
+        restore()

@@ -146,7 +146,7 @@ def test_a_command_is_in_force_when_its_call_returns(new: RunClient) -> None:
     ("command", "message"),
     [
         (Command(Action.SET, {"sync.sync_every": 3}), "sync.sync_every cannot change"),
-        (Command(Action.SET, {"run.quorum": -1}), "run.quorum=-1 is out of range"),
+        (Command(Action.SET, {"run.quorum": -1}), "run.quorum=-1 must be"),
         (Command(Action.EVICT, island="zoe"), "No island is called 'zoe'"),
     ],
     ids=["fixed", "range", "unknown"],

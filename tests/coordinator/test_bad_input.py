@@ -95,7 +95,7 @@ COMMANDS = {
         lambda scene: _control(scene, "set", b'{"values":{"outer.lr":-1}}'),
         400,
         "settings",
-        "Choose a value",
+        "must be a finite number above",
     ),
     "nothing to set": Wrong(
         lambda scene: _control(scene, "set", b'{"values":{}}'), 400, "usage", "Say what"

@@ -40,8 +40,8 @@ def shown(files: tuple[str, ...]) -> ssl.SSLContext | None:
 
 def ours(buffer: memoryview, *files: str) -> None:
     """Listen as a coordinator does; with TLS if there are a certificate and a key."""
-    from atoll.clock import SystemClock
     from atoll.http import Listener, Request, Response
+    from atoll.runtime import SystemClock
 
     tls = shown(files)
 

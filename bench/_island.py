@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 import time
 
-from atoll.clock import SystemClock
 from atoll.island import Host
 from atoll.island.connection import connect
 from atoll.island.environment import credentials_from_environment
 from atoll.island.numpy_model import VectorView, vector_model
 from atoll.island.signals import Interrupted, Termination
 from atoll.protocol import JoinRequest
+from atoll.runtime import SystemClock
 
 ELEMENTS = 1000
 STEP = 1e-3

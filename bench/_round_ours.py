@@ -17,13 +17,13 @@ from _round_crew import Said, attend
 from _round_phases import Phases
 
 from atoll import RunSettings, trace
-from atoll.clock import SystemClock
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.island import Host
 from atoll.island.connection import connect
 from atoll.island.environment import CredentialPaths
 from atoll.island.numpy_model import VectorView, vector_model
 from atoll.protocol import JoinRequest, ModelSpec
+from atoll.runtime import SystemClock
 from atoll.security import Credentials, Role, token_file
 
 TENSORS = 50

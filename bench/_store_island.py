@@ -20,13 +20,13 @@ import numpy as np
 from _round_crew import Said, attend
 from _store_noted import Noted
 
-from atoll.clock import SystemClock
 from atoll.errors import NoSuchObject
 from atoll.island import Host
 from atoll.island import store_connection as meeting
 from atoll.island.environment import CredentialPaths
 from atoll.island.numpy_model import VectorView, vector_model
 from atoll.protocol import JoinRequest
+from atoll.runtime import SystemClock
 from atoll.store import (
     CountedStore,
     RequestCounts,

@@ -31,7 +31,6 @@ import torch
 import torch.distributed as dist
 from _timing import TURNS, Row, parse, report
 
-from atoll.clock import SystemClock
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.exchange import CollectiveRun
 from atoll.island import Host
@@ -39,6 +38,7 @@ from atoll.island.connection import CollectiveConnection
 from atoll.island.environment import CredentialPaths
 from atoll.island.join import RunConnection
 from atoll.protocol import JoinRequest
+from atoll.runtime import SystemClock
 from atoll.security import Role, token_file
 from atoll.settings import RunSettings
 from atoll.testing import Link, VectorView, vector_model

@@ -8,19 +8,34 @@ virtual time and the greenlets of one process. Code that only reads the time tak
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from atoll.clock import Clock, SystemClock
 from atoll.errors import Unreachable
 
 T = TypeVar("T")
 
 MAX_CONCURRENT = 8
 """Most calls of one `gather` that run at the same time."""
+
+
+class Clock(Protocol):
+    """Tells the time. Hosts are the only callers."""
+
+    def now_s(self) -> float:
+        """Return seconds that only ever grow; the origin means nothing."""
+        ...
+
+
+class SystemClock:
+    """The machine's own monotonic clock."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
 
 
 class Future(Protocol[T]):

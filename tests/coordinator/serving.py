@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from atoll.clock import Clock
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.coordinator.move import JOURNAL
 from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
@@ -20,6 +19,7 @@ from atoll.exchange.calls import Call
 from atoll.exchange.over_http import HttpLine
 from atoll.http import HttpClient, ListenerLimits
 from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Phase, Position, Reception
+from atoll.runtime import Clock
 from atoll.security import Role, authorization, calling_context, read_token, token_file
 from atoll.settings import RunSettings
 from atoll.wire.digests import blake3_digest, view_of

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from atoll.clock import SystemClock
 from atoll.coordinator.app import AuditLog
 from atoll.errors import Refused
 from atoll.http import Listener, Request, Response
 from atoll.routes import find_route
+from atoll.runtime import SystemClock
 from atoll.security import MustWait, Role, listening_context
 from atoll.security.audit import MAX_REPORTS
 from atoll.security.certificates import coordinator_certificate

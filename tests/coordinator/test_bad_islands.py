@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from atoll.clock import SystemClock
 from atoll.errors import LeaseLost, SettingsError, Unreachable, UsageError
 from atoll.exchange.api import Info, Limits, info_parts
 from atoll.http import Request, Response, as_json
@@ -19,6 +18,7 @@ from atoll.island.connection import connect
 from atoll.island.environment import CredentialPaths
 from atoll.protocol import JoinRequest
 from atoll.protocol.events import Leave
+from atoll.runtime import SystemClock
 from atoll.security import Role, make_token
 from atoll.settings import RunSettings
 from atoll.testing import VectorView

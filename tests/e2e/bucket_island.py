@@ -13,13 +13,12 @@ import signal
 from collections.abc import Iterable, Sequence
 
 from atoll import kernels
-from atoll.clock import SystemClock
 from atoll.exchange.bucket import BucketReader, StoreExchange
 from atoll.exchange.bucket.view import LEASE_S
 from atoll.island.environment import credentials_from_environment
 from atoll.island.identity import island_key
 from atoll.island.store_connection import RetriedStore, StoreConnection
-from atoll.runtime import SystemRuntime
+from atoll.runtime import SystemClock, SystemRuntime
 from atoll.store import Data, Item, Store
 from tests.e2e.island_process import arguments, live
 

@@ -6,9 +6,9 @@ python -m tests.e2e.following_island URL NAME --folder FOLDER
 from __future__ import annotations
 
 from atoll import kernels
-from atoll.clock import SystemClock
 from atoll.island.environment import credentials_from_environment
 from atoll.island.join import RunConnection
+from atoll.runtime import SystemClock
 from tests.e2e.island_process import arguments, live
 
 

@@ -20,7 +20,6 @@ from typing import Protocol
 import numpy as np
 
 from atoll import kernels
-from atoll.clock import Clock, SystemClock
 from atoll.errors import Unreachable
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island import Host
@@ -28,6 +27,7 @@ from atoll.island.connection import CoordinatorConnection, connect
 from atoll.island.environment import credentials_from_environment
 from atoll.island.signals import Interrupted, Termination
 from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Position, Reception, Stats
+from atoll.runtime import Clock, SystemClock
 from atoll.testing import VectorView, vector_model
 from atoll.wire import FrameKind, pack, update_digest
 

@@ -41,7 +41,7 @@ from atoll.exchange.api import (
     require_run,
     to_request,
 )
-from atoll.exchange.api.fields import require_table
+from atoll.exchange.api.bodies import require_table
 from atoll.exchange.calls import (
     Call,
     HeartbeatCall,

@@ -26,7 +26,7 @@ from atoll.exchange.api import (
     reply_parts,
     to_request,
 )
-from atoll.exchange.api.fields import load
+from atoll.exchange.api.bodies import load
 from atoll.exchange.api.messages import POSITION as POSITION_FORM
 from atoll.exchange.calls import (
     Call,

@@ -19,7 +19,7 @@ from atoll.errors import (
     UsageError,
 )
 from atoll.exchange import CoordinatorExchange, Exchange
-from atoll.exchange.api.fields import MAX_LARGE_BYTES, dump, load
+from atoll.exchange.api.bodies import MAX_LARGE_BYTES, dump, load
 from atoll.exchange.bucket import BucketReader, StoreExchange
 from atoll.exchange.bucket.move import (
     MOVED_RUN,

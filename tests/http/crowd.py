@@ -9,8 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
-from atoll.clock import SystemClock
 from atoll.http import DeferredResponse, Listener, Request, Response, as_json
+from atoll.runtime import SystemClock
 
 waiting: list[DeferredResponse] = []
 

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.clock import SystemClock
 from atoll.http import HttpClient, Listener, ListenerLimits, Request, Response
 from atoll.http.handshake import OnHandshakeFault
 from atoll.http.registry import OnClosed, OnError, OnShed
 from atoll.http.server import Handle
+from atoll.runtime import SystemClock
 from tests.http.certificates import Certificate, unchecked
 
 PATIENCE_S = 10.0

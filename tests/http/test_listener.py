@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from atoll.clock import SystemClock
 from atoll.errors import UsageError
 from atoll.http import Listener, ListenerLimits, Request, Response
+from atoll.runtime import SystemClock
 from tests.http.loopback import PATIENCE_S, Dialogue, head, hello, listening, talking
 
 

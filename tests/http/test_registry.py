@@ -8,10 +8,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from atoll.clock import SystemClock
 from atoll.http import ListenerLimits, Request, Response, ShedReason, origin_of
 from atoll.http.connection import Connection
 from atoll.http.registry import SILENT_S, ConnectionRegistry
+from atoll.runtime import SystemClock
 from tests.http.loopback import Dialogue, hello, listening
 
 

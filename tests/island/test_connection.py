@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.clock import SystemClock
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.errors import Refused, Unreachable
 from atoll.http import Request, Response, as_json
 from atoll.island.connection import CoordinatorConnection, connect
 from atoll.island.environment import CredentialPaths
+from atoll.runtime import SystemClock
 from atoll.security import Role, make_token, token_file
 from atoll.testing.fixtures import plain_settings
 from atoll.wire.digests import view_of

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from atoll import kernels
-from atoll.clock import SystemClock
 from atoll.errors import Unreachable
 from atoll.exchange import Exchange, Frame
 from atoll.island import Host
 from atoll.island.connection import is_coordinator
 from atoll.protocol import JoinReply, JoinRequest, Reception
+from atoll.runtime import SystemClock
 from atoll.testing import VectorView, vector_model
 from tests.e2e.bucket_island import reach
 from tests.e2e.island_process import Kept, Line, arguments, reach_again, report, train

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.clock import Clock
 from atoll.errors import UsageError
+from atoll.runtime import Clock
 from atoll.simulate import Scheduler, SimClock, SimWorld
 
 

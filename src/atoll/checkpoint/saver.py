@@ -65,11 +65,11 @@ from atoll.checkpoint.tree import (
     is_replicated,
     state_of,
 )
-from atoll.clock import Clock, SystemClock
 from atoll.disk import TEMPORARY, Data, sync_directory
 from atoll.disk.base import translated
 from atoll.disk.system import write_whole
 from atoll.errors import AtollError, RemoteError, UsageError
+from atoll.runtime import Clock, SystemClock
 from atoll.safetensors import MAX_ARRAYS
 
 MAX_METADATA_BYTES = 2**16

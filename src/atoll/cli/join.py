@@ -12,7 +12,6 @@ import typer
 
 from atoll import security
 from atoll.cli.run_names import RunNames, StoreUrl, complete_run_name, locate_run
-from atoll.clock import SystemClock
 from atoll.errors import Refused, UsageError
 from atoll.exchange.api import Info
 from atoll.http import HttpClient
@@ -27,6 +26,7 @@ from atoll.island.environment import (
     definitions_from_environment,
 )
 from atoll.run_client.coordinator import CoordinatorClient, credential_paths_for
+from atoll.runtime import SystemClock, SystemRuntime
 
 CONSENT = "ATOLL_TRUST_CODE"
 
@@ -141,7 +141,6 @@ def _require_joinable(location: StoreUrl, certificate: Path | None) -> str | Non
     """
     from atoll.exchange.bucket import BucketReader
     from atoll.exchange.bucket.create import reliable, require_able, require_there
-    from atoll.runtime import SystemRuntime
 
     if certificate is not None:
         raise UsageError(

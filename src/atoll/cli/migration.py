@@ -32,7 +32,7 @@ from atoll.coordinator.directory import CodeFiles, store_bundle
 from atoll.coordinator.move import Arrival
 from atoll.errors import CorruptError, Refused, Unreachable, UsageError
 from atoll.exchange.api import Incoming
-from atoll.exchange.api.fields import MAX_LARGE_BYTES, load
+from atoll.exchange.api.bodies import MAX_LARGE_BYTES, load
 from atoll.exchange.api.request_head import PROTOCOL, PROTOCOL_HEADER
 from atoll.exchange.base import PART_BYTES, Frame
 from atoll.exchange.bucket import keys

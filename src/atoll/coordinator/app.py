@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll import __version__, kernels, security
-from atoll.clock import Clock, SystemClock
 from atoll.coordinator.directory import CodeFiles, find_bundle, open_service
 from atoll.coordinator.operators import Operators
 from atoll.coordinator.routes import RouteContext, Routes, as_response
@@ -65,6 +64,7 @@ from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
 from atoll.protocol.rounds import Phase
 from atoll.routes import UNLISTED, Route, RouteMatch, find_route
+from atoll.runtime import Clock, SystemClock
 from atoll.settings import RunSettings
 from atoll.telemetry import (
     EventBus,

@@ -18,7 +18,7 @@ from atoll.coordinator.routes import as_response, keep_until_sent
 from atoll.coordinator.threads import ThreadedService
 from atoll.errors import Refused, UsageError
 from atoll.exchange.api import RequestHead, json_answer
-from atoll.exchange.api.fields import (
+from atoll.exchange.api.bodies import (
     SEE,
     hexed,
     load,

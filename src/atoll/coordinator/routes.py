@@ -53,7 +53,6 @@ from atoll.journal.files import StoredBody, is_large
 from atoll.protocol import Heartbeat, Reception
 from atoll.protocol.coordinator_state import TokenBucket
 from atoll.protocol.model import bytes_of, has, keepable
-from atoll.protocol.operators import require_here
 from atoll.routes import ROUTES, BodyKind, Route, RouteMatch
 from atoll.wire import MAX_HEADER_BYTES
 from atoll.wire.digests import view_of
@@ -126,7 +125,7 @@ class Routes:
         head = api.read_head(match, request.query, request.headers)
         api.require_run(request.headers, self._context.run)
         if head.route.is_call:
-            require_here(self._context.threaded_service.look()[0])
+            self._context.threaded_service.look()[0].require_here()
         self._require_proof(request, head)
         return self._handlers[head.route.name](request, head)
 

@@ -53,7 +53,7 @@ from atoll.protocol import (
 from atoll.protocol.coordinator import advance, wakes_at
 from atoll.protocol.join_leave import reply_to
 from atoll.protocol.model import ConstantCatalogue, keepable, to_bring
-from atoll.protocol.operators import require_here, require_staying
+from atoll.protocol.operators import require_staying
 from atoll.settings import RunSettings
 from atoll.weights import Layout, UpdateCheck, lay_out, require_state, terms_of
 from atoll.wire import FrameKind, Header, OuterValues, blake3_digest, verify_body
@@ -132,7 +132,7 @@ class Service:
             AtollError: the call is refused, and nothing has changed.
             RunEnded: the requested round will never open.
         """
-        require_here(self.state)
+        self.state.require_here()
         match call:
             case calls.JoinCall(request, key, nonce):
                 digest = blake3_digest(key)

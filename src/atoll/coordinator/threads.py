@@ -33,7 +33,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from atoll.clock import Clock
 from atoll.coordinator.service import PendingOutcome, Service
 from atoll.coordinator.submissions import require_sound
 from atoll.errors import AtollError, RunEnded, Unreachable
@@ -49,6 +48,7 @@ from atoll.exchange.calls import (
 from atoll.protocol import Heartbeat, Position, Reception
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.events import CloseRound, ConnectionLost, Event
+from atoll.runtime import Clock
 from atoll.weights import FragmentState, UpdateCheck
 from atoll.wire import Header
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from atoll.clock import Clock
 from atoll.errors import UsageError
+from atoll.runtime import Clock
 
 
 @dataclass(frozen=True, kw_only=True)

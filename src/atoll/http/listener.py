@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from atoll.clock import Clock
 from atoll.errors import UsageError
 from atoll.http import registry
 from atoll.http.connection import Connection, ListenerLimits, origin_of
@@ -33,6 +32,7 @@ from atoll.http.request import Request
 from atoll.http.response import Problem, encoded_last
 from atoll.http.server import Handle, Judge, RequestServer
 from atoll.http.threads import EventLoop, ThreadPools
+from atoll.runtime import Clock
 
 BACKLOG: Final = 1024
 ACCEPTED_AT_ONCE: Final = 64

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from atoll.clock import Clock
 from atoll.http.connection import (
     DATA,
     ENDED,
@@ -43,6 +42,7 @@ from atoll.http.threads import (
     EventLoop,
     ParkedConnection,
 )
+from atoll.runtime import Clock
 
 
 class CloseHandler(Protocol):

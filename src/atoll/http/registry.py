@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from atoll.clock import Clock
 from atoll.http.connection import Connection, ListenerLimits
 from atoll.http.parked_connections import ParkedForClose
 from atoll.http.request import Request
 from atoll.http.threads import EventLoop, ThreadPools
+from atoll.runtime import Clock
 
 
 class ShedReason(enum.Enum):

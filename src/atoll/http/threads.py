@@ -48,8 +48,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from atoll.clock import Clock
 from atoll.http.connection import Connection, ListenerLimits
+from atoll.runtime import Clock
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 

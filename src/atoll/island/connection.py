@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from atoll import security
-from atoll.clock import Clock
 from atoll.errors import AtollError, Refused, Unreachable, UsageError
 from atoll.exchange import CollectiveRun, CoordinatorExchange
 from atoll.exchange.api import Info, parse_info
@@ -28,7 +27,7 @@ from atoll.http.client import ConnectionBroken
 from atoll.island.environment import CredentialPaths
 from atoll.island.identity import connection_key
 from atoll.retry import LEAVE_S, NOT_UP, NOT_UP_S, retried
-from atoll.runtime import Runtime, SystemRuntime
+from atoll.runtime import Clock, Runtime, SystemRuntime
 
 CONNECT_S, SILENCE_S = 10.0, 30.0
 """Timeouts for the TCP connection, and for the first byte of a reply."""

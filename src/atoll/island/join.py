@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from atoll import protocol
-from atoll.clock import Clock, SystemClock
 from atoll.errors import (
     AtollError,
     LeaseLost,
@@ -43,6 +42,7 @@ from atoll.island.host import Host
 from atoll.island.saved_state import SavedIsland
 from atoll.island.signals import Interrupted, Termination, use_exit_codes
 from atoll.retry import LEAVE_S, NOT_UP_S
+from atoll.runtime import Clock, SystemClock
 from atoll.settings import RunSettings
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.bundle import MAX_BYTES, Bundle, stage, staged
-from atoll.clock import SystemClock
 from atoll.errors import NoSuchFile, UsageError
 from atoll.exchange import MemoryRun
 from atoll.island import environment
 from atoll.island.run_reader import refusal
+from atoll.runtime import SystemClock
 from atoll.security import private_files
 
 BUNDLE_S = 600.0

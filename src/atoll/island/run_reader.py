@@ -14,7 +14,6 @@ from typing import Protocol
 
 import numpy as np
 
-from atoll.clock import SystemClock
 from atoll.errors import CorruptError, Refused, Unreachable, UsageError
 from atoll.exchange import MemoryRun
 from atoll.exchange.api import Incoming
@@ -28,7 +27,7 @@ from atoll.protocol import ModelSpec, TensorSpec
 from atoll.protocol.model import DTYPES, ConstantCatalogue, bytes_of
 from atoll.retry import BUSY_FILE, retried
 from atoll.routes import ROUTE
-from atoll.runtime import SystemRuntime
+from atoll.runtime import SystemClock, SystemRuntime
 from atoll.safetensors import read_header
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState, lay_out

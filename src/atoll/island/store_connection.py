@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from atoll import store
-from atoll.clock import Clock
 from atoll.errors import UsageError
 from atoll.exchange.bucket import BucketReader, StoreExchange
 from atoll.exchange.bucket.create import require_able, require_there
@@ -19,7 +18,7 @@ from atoll.exchange.bucket.view import BEAT_S, LEASE_S
 from atoll.island.environment import CredentialPaths
 from atoll.island.identity import connection_key
 from atoll.retry import LEAVE_S, STORE_OUTAGE
-from atoll.runtime import SystemRuntime
+from atoll.runtime import Clock, SystemRuntime
 
 log = logging.getLogger("atoll")
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.clock import Clock, SystemClock
 from atoll.errors import AtollError, RemoteError, Unreachable, UsageError
 from atoll.island.connection import is_coordinator
 from atoll.island.environment import credentials_from_environment
@@ -34,6 +33,7 @@ from atoll.launch.launches import COORDINATOR, Book, Record
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import CHARTER, PASS, IslandSpec, in_engine, resolve
 from atoll.run_client import StatusPoll, open_run
+from atoll.runtime import Clock, SystemClock
 from atoll.security import Credentials, Role, Secret, read_token
 
 SILENT_S = 600.0

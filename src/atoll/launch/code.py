@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from atoll.bundle.archive import MAX_CODE_BYTES, MAX_CODE_FILES, pack, unpack
-from atoll.clock import SystemClock
 from atoll.errors import (
     CorruptError,
     DiskError,
@@ -40,6 +39,7 @@ from atoll.island.environment import (
     credentials_from_environment,
     definitions_from_environment,
 )
+from atoll.runtime import SystemClock
 from atoll.security import Role, parse_run_url
 from atoll.wire import blake3_digest
 

@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from atoll import security
-from atoll.clock import SystemClock
 from atoll.errors import CorruptError, UsageError
 from atoll.island.connection import connect_read_only
 from atoll.island.environment import credentials_from_environment
 from atoll.island.identity import KEY_BYTES, keep_key
 from atoll.launch.spec import CHARTER, PASS
+from atoll.runtime import SystemClock
 from atoll.security.private_files import (
     private_directory,
     read_private,

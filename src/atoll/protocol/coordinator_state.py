@@ -19,7 +19,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from atoll.errors import FoundingLost, Refused, RunEnded
+from atoll.errors import FoundingLost, Refused, RunEnded, RunMoved
 from atoll.protocol.membership import CountedUpdates, Member, Members
 from atoll.protocol.messages import HeldRound, Position
 from atoll.protocol.model import ModelSpec
@@ -177,6 +177,19 @@ class CoordinatorState:
     def never_opens(self, round: int) -> bool:
         """Return whether a round is beyond the last one."""
         return self.last_round is not None and round > self.last_round
+
+    def require_here(self) -> None:
+        """Return unless the run has moved.
+
+        Raises:
+            RunMoved: it has; `target` is its new place.
+        """
+        if self.move is not None and self.move.is_over:
+            raise RunMoved(
+                f"Run {self.run!r} has moved to {self.move.target}. It continues "
+                "there.",
+                target=self.move.target,
+            )
 
     def require_opens(self, round: int) -> None:
         """Return unless a round is beyond the last one.

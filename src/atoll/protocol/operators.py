@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from atoll.errors import Refused, RunMoved, Unreachable, UsageError
+from atoll.errors import Refused, Unreachable, UsageError
 from atoll.protocol import events
 from atoll.protocol.coordinator_state import CoordinatorState, Move, all_heard
 from atoll.protocol.rounds import Phase
@@ -202,20 +202,6 @@ _OF_OPERATORS = (
 )
 
 
-def require_here(state: CoordinatorState) -> None:
-    """Return unless the run has moved.
-
-    Raises:
-        RunMoved: it has; `target` is its new place.
-    """
-    move = state.move
-    if move is not None and move.is_over:
-        raise RunMoved(
-            f"Run {state.run!r} has moved to {move.target}. It continues there.",
-            target=move.target,
-        )
-
-
 def require_staying(state: CoordinatorState) -> None:
     """Return unless the run has moved, or is moving.
 
@@ -223,7 +209,7 @@ def require_staying(state: CoordinatorState) -> None:
         RunMoved: it has moved.
         Unreachable: it is moving: ask again.
     """
-    require_here(state)
+    state.require_here()
     if state.move is not None:
         raise Unreachable(f"The run is moving to {state.move.target}. Ask again.")
 
@@ -247,7 +233,7 @@ def require_still(state: CoordinatorState, event: events.Event) -> None:
     if not isinstance(event, _OF_ISLANDS):
         return
     if isinstance(event, events.HeartbeatReceived):
-        require_here(state)
+        state.require_here()
     else:
         require_staying(state)
 
@@ -302,7 +288,7 @@ def stay(
     if state.move is None:
         return state, [events.Respond(state.position(now_s))]
     _require_same(state.move, event.target)
-    require_here(state)
+    state.require_here()
     state = changed(state, move=None)
     return state, [events.Persist(event), events.Respond(state.position(now_s))]
 

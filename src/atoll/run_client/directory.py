@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 
 from atoll import __version__
-from atoll.clock import SystemClock
 from atoll.coordinator.anchor_file import AnchorFiles
 from atoll.coordinator.app import EVENTS, SPOOL
 from atoll.coordinator.directory import open_service
@@ -20,6 +19,7 @@ from atoll.coordinator.status import RECENT, status_of
 from atoll.coordinator.threads import ThreadedService
 from atoll.errors import Refused
 from atoll.run_client import base
+from atoll.runtime import SystemClock
 from atoll.settings import RunSettings
 from atoll.telemetry import Event
 

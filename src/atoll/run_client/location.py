@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from atoll.clock import SystemClock
 from atoll.errors import AtollError
 from atoll.island.connection import is_coordinator
 from atoll.run_client.base import RunClient, RunStatus
+from atoll.runtime import SystemClock
 from atoll.security import parse_run_url
 
 

@@ -28,7 +28,6 @@ from typing import Any, Self
 
 from atoll import __version__
 from atoll import store as stores
-from atoll.clock import Clock
 from atoll.coordinator.anchor_file import FilePlan, listed_rounds
 from atoll.coordinator.status import run_state, status_of
 from atoll.errors import NoSuchObject, Refused, Unreachable, UsageError
@@ -46,7 +45,7 @@ from atoll.protocol.events import MemberSeen, SettingsChanged
 from atoll.protocol.membership import Member
 from atoll.protocol.operators import set_values
 from atoll.run_client import base
-from atoll.runtime import SystemRuntime
+from atoll.runtime import Clock, SystemRuntime
 from atoll.settings import RunSettings
 from atoll.telemetry import Event
 from atoll.weights import FragmentState

@@ -142,7 +142,7 @@ class SimProcess:
 
 
 class SimClock:
-    """The clock of a process. Implements `atoll.clock.Clock`: it never goes back.
+    """The clock of a process. Implements `atoll.runtime.Clock`: it never goes back.
 
     It shows `rate` seconds per true second, and outlasts crashes of its process.
     """

@@ -21,8 +21,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Literal, Self
 
-from atoll.clock import Clock, SystemClock
 from atoll.errors import UsageError
+from atoll.runtime import Clock, SystemClock
 from atoll.testing import link_flow
 
 Direction = Literal["up", "down"]

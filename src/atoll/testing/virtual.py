@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.clock import Clock
 from atoll.errors import AtollError
 from atoll.exchange import CoordinatorExchange
 from atoll.island import Host
 from atoll.island.base import ParameterView
 from atoll.protocol import JoinRequest, ModelSpec
+from atoll.runtime import Clock
 from atoll.settings import RunSettings
 from atoll.simulate import Armed, FaultPlan, SimProcess, SimWorld, apply
 from atoll.simulate.hosts import CoordinatorHost, SimLine, SimRuntime

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from atoll.algorithm.merge import mean
-from atoll.clock import SystemClock
 from atoll.errors import CorruptError, Unreachable, UsageError
 from atoll.exchange.all_reduce import AllReduce, Rendezvous, Sections, open_rendezvous
 from atoll.exchange.all_reduce.frames import ReduceTerms
 from atoll.exchange.all_reduce.rendezvous import Deadline, RankProgress
+from atoll.runtime import SystemClock
 from atoll.store import CountedStore, MemoryStore, Store, StoreTraits
 from tests.exchange.all_reduce.ranks import (
     LARGE,

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from atoll import RunSettings
-from atoll.clock import SystemClock
 from atoll.errors import CorruptError, UsageError
 from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
 from atoll.exchange.bucket.create import make_run, require_able
 from atoll.island import Host
 from atoll.protocol import JoinRequest
-from atoll.runtime import SystemRuntime
+from atoll.runtime import SystemClock, SystemRuntime
 from atoll.store import MemoryStore, ProbedStore, RetryingStore, Store
 from atoll.testing import VectorView, vector_model
 from atoll.wire import blake3_digest

@@ -10,14 +10,13 @@ from itertools import count
 import numpy as np
 import pytest
 
-from atoll.clock import SystemClock
 from atoll.coordinator import Service
 from atoll.exchange import Exchange, MemoryRun
 from atoll.exchange.bucket import BucketReader, StoreExchange
 from atoll.exchange.bucket.create import make_run
 from atoll.island import Host
 from atoll.protocol import JoinRequest
-from atoll.runtime import SystemRuntime
+from atoll.runtime import SystemClock, SystemRuntime
 from atoll.settings import RunSettings
 from atoll.simulate import SimDisk
 from atoll.store import MemoryStore

@@ -12,7 +12,7 @@ import pytest
 from atoll.coordinator.status import status_of
 from atoll.errors import RunMoved, UsageError
 from atoll.exchange import Frame
-from atoll.exchange.api.fields import MAX_LARGE_BYTES, dump, load
+from atoll.exchange.api.bodies import MAX_LARGE_BYTES, dump, load
 from atoll.exchange.bucket import BucketReader, StoreExchange, keys
 from atoll.exchange.bucket.move import MOVED_RUN, MovedRun, MoveIn, MoveOut
 from atoll.island.join import FollowingExchange, RunLocation

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from atoll.clock import SystemClock
 from atoll.coordinator.app import Coordinator
 from atoll.errors import AtollError
 from atoll.exchange import CollectiveRun
@@ -22,6 +21,7 @@ from atoll.island import Host
 from atoll.island.connection import CollectiveConnection
 from atoll.island.environment import CredentialPaths
 from atoll.protocol import JoinRequest
+from atoll.runtime import SystemClock
 from atoll.security import Role, token_file
 from atoll.testing import VectorView, vector_model
 

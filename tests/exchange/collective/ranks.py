@@ -10,7 +10,6 @@ from itertools import count
 
 import numpy as np
 
-from atoll.clock import SystemClock
 from atoll.coordinator import Service
 from atoll.exchange import CollectiveRun, CoordinatorExchange, Exchange
 from atoll.exchange.calls import AgreedCall, Call, Reply
@@ -19,7 +18,7 @@ from atoll.exchange.collective.channel import SILENCE_S
 from atoll.island import Host
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.protocol.events import Event
-from atoll.runtime import SystemRuntime
+from atoll.runtime import SystemClock, SystemRuntime
 from atoll.settings import RunSettings
 from atoll.simulate import SimDisk
 from atoll.testing import VectorView

@@ -19,7 +19,6 @@ from functools import partial
 
 import numpy as np
 
-from atoll.clock import Clock, SystemClock
 from atoll.errors import UsageError
 from atoll.exchange.all_reduce.frames import (
     Bytes,
@@ -36,6 +35,7 @@ from atoll.exchange.all_reduce.rendezvous import (
     Rendezvous,
     TooLate,
 )
+from atoll.runtime import Clock, SystemClock
 
 OPS = ("mean", "sum")
 MAX_WORLD_SIZE = 10_000

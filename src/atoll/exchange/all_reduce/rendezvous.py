@@ -23,10 +23,10 @@ from os import PathLike, fspath
 from typing import TypeVar
 
 from atoll import store as stores
-from atoll.clock import Clock
 from atoll.errors import CorruptError, NoSuchObject, Unreachable, UsageError
 from atoll.exchange.all_reduce.frames import ReduceTerms
 from atoll.retry import ABSENT_OBJECT, retried
+from atoll.runtime import Clock
 
 T = TypeVar("T")
 

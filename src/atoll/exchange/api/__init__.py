@@ -5,8 +5,7 @@ Start reading at `atoll.routes`, then `requests` and `replies`; docs/http.md is 
 law.
 """
 
-from atoll.exchange.api.fields import MAX_LARGE_BYTES, MAX_SMALL_BYTES
-from atoll.exchange.api.frames import Incoming, Read
+from atoll.exchange.api.bodies import MAX_LARGE_BYTES, MAX_SMALL_BYTES, Incoming, Read
 from atoll.exchange.api.messages import model_fingerprint
 from atoll.exchange.api.replies import (
     FAILURES,

@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 from atoll import protocol
 from atoll.errors import SettingsError, UsageError
-from atoll.exchange.api.fields import (
+from atoll.exchange.api.bodies import (
     FLAG,
     MAX_LARGE_BYTES,
     NAME,

@@ -30,10 +30,12 @@ from atoll.errors import (
 )
 from atoll.exchange import calls
 from atoll.exchange.api import request_head
-from atoll.exchange.api.fields import (
+from atoll.exchange.api.bodies import (
     MAX_LARGE_BYTES,
     MAX_SMALL_BYTES,
     NAME,
+    Incoming,
+    buffers_of,
     choice,
     dump,
     integer,
@@ -45,7 +47,6 @@ from atoll.exchange.api.fields import (
     table,
     text,
 )
-from atoll.exchange.api.frames import Incoming, buffers_of
 from atoll.exchange.api.messages import (
     MAX_TENSORS,
     POSITION,

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from atoll.errors import Unreachable, UsageError
 from atoll.exchange import calls
-from atoll.exchange.api.fields import (
+from atoll.exchange.api.bodies import (
     SEE,
     hexed,
     load,

@@ -3,6 +3,10 @@
 An upload or a poll carries a heartbeat in one header, `Atoll-Beat`. A heartbeat above
 `MAX_BEAT_BYTES`, because the run has very many fragments, is sent before it as a
 separate call: see `apart`. A coordinator handles both alike.
+
+Islands that have reduced a round among themselves send one body: the headers of their
+updates; then, if they have agreed, the agreed frame and a voucher of each of them, in
+the same order.
 """
 
 from __future__ import annotations
@@ -14,13 +18,14 @@ from urllib.parse import quote
 from atoll.errors import UsageError
 from atoll.exchange import calls
 from atoll.exchange.api import request_head
-from atoll.exchange.api.fields import MAX_LARGE_BYTES, dump, load, require_target_name
-from atoll.exchange.api.frames import (
+from atoll.exchange.api.bodies import (
+    MAX_LARGE_BYTES,
     MAX_OUTCOMES,
     Incoming,
     buffers_of,
-    gathered_parts,
-    read_gathered,
+    dump,
+    load,
+    require_target_name,
 )
 from atoll.exchange.api.messages import BEAT, MAX_FRAGMENTS, join_form, read_join
 from atoll.exchange.api.request_head import RequestHead
@@ -28,8 +33,9 @@ from atoll.exchange.base import PART_BYTES, U8, Frame
 from atoll.fields import shown
 from atoll.protocol import Heartbeat
 from atoll.routes import ROUTE, BodyKind
-from atoll.wire import MAX_HEADER_BYTES, Header, pack
+from atoll.wire import MAX_HEADER_BYTES, FrameKind, Header, pack
 from atoll.wire.digests import Bytes, view_of
+from atoll.wire.frame import VOUCHER_BYTES
 
 
 @dataclass(frozen=True)
@@ -290,4 +296,69 @@ def _require_same(field: str, in_body: object, in_path: object) -> None:
         raise UsageError(
             f"{field}={shown(in_body)} in the body is not {shown(in_path)}, as in the "
             "path. Send it to its own path."
+        )
+
+
+MAX_GATHERED = 4096
+"""The most islands of one collective."""
+
+
+def gathered_parts(call: calls.AgreedCall) -> tuple[Bytes, ...]:
+    """Return the body of a call, without a copy of the agreed frame's."""
+    heads = tuple(pack(header) for header in call.updates)
+    if call.agreed is None:
+        return heads
+    return (*heads, *buffers_of(call.agreed), *call.vouchers)
+
+
+def read_gathered(head: RequestHead, body: Incoming) -> calls.AgreedCall:
+    """Return the call of a body that `gathered_parts` has written.
+
+    Raises:
+        UsageError: it has too few or too many headers, or those of another round.
+        CorruptError: a header is wrong, or the body has extra bytes.
+    """
+    updates: list[Header] = []
+    agreed: Frame | None = None
+    vouchers: tuple[bytes, ...] = ()
+    while body.left_bytes and agreed is None:
+        header = body.header()
+        _require_path(head, header)
+        if header.kind is FrameKind.AGREED and updates:
+            agreed = Frame(header, body.body(header))
+            vouchers = _vouchers(body, len(updates))
+        else:
+            _require_update(header, len(updates))
+            updates.append(header)
+    if not updates:
+        raise UsageError("The body has no update. Send the header of at least one.")
+    return calls.AgreedCall(
+        head.island, head.incarnation, tuple(updates), agreed, vouchers
+    )
+
+
+def _vouchers(body: Incoming, count: int) -> tuple[bytes, ...]:
+    data = view_of(body.take(count * VOUCHER_BYTES)).tobytes()
+    starts = range(0, len(data), VOUCHER_BYTES)
+    return tuple(data[start : start + VOUCHER_BYTES] for start in starts)
+
+
+def _require_path(head: RequestHead, header: Header) -> None:
+    if (header.fragment, header.round) != (head.fragment, head.round):
+        raise UsageError(
+            f"The {header.name} does not belong to fragment {head.fragment}, round "
+            f"{head.round}, which are in the path. Send it to its own path."
+        )
+
+
+def _require_update(header: Header, before: int) -> None:
+    if header.kind is not FrameKind.UPDATE:
+        raise UsageError(
+            f"The {header.name} is in the position of an update's header. "
+            "Send the updates' headers, then the agreed frame."
+        )
+    if before == MAX_GATHERED:
+        raise UsageError(
+            f"The body has more than {MAX_GATHERED} updates. "
+            "Let fewer islands share a collective."
         )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from atoll.errors import CorruptError, NoSuchObject, UsageError
-from atoll.exchange.api import fields
+from atoll.exchange.api import bodies as fields
 from atoll.exchange.api.messages import (
     BEAT,
     MAX_FRAGMENTS,

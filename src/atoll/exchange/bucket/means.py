@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from atoll import wire
 from atoll.errors import CorruptError, NonFinite, UsageError
-from atoll.exchange.api.fields import (
+from atoll.exchange.api.bodies import (
     FLAG,
     MAX_LARGE_BYTES,
     NAME,

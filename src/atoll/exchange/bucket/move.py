@@ -27,7 +27,7 @@ from functools import partial
 
 from atoll.bundle import Bundle
 from atoll.errors import CorruptError, NoSuchObject, OutcomeLost, UsageError
-from atoll.exchange.api.fields import integer, listed, table
+from atoll.exchange.api.bodies import integer, listed, table
 from atoll.exchange.api.messages import MAX_FRAGMENTS
 from atoll.exchange.base import Constants, Frame
 from atoll.exchange.bucket import documents, keys, large_objects

@@ -40,7 +40,6 @@ from atoll.exchange.bucket.view import (
 )
 from atoll.fields import JsonField
 from atoll.protocol.membership import latest_incarnation
-from atoll.protocol.operators import require_here
 from atoll.runtime import Runtime
 from atoll.store import Item, Store
 from atoll.weights.verify import require_terms
@@ -226,7 +225,7 @@ class BucketReader:
         Raises:
             RunMoved: it is, and where.
         """
-        require_here(self.view.state)
+        self.view.state.require_here()
 
     def wait_while_moving(self) -> None:
         """Return when no move of the run is in progress, however long that takes.

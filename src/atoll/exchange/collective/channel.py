@@ -21,9 +21,9 @@ from functools import partial
 from queue import SimpleQueue
 from struct import Struct, error
 
-from atoll.clock import Clock
 from atoll.errors import CorruptError, Unreachable, UsageError
 from atoll.exchange.collective.world import CollectiveWorld, RankUnreachable
+from atoll.runtime import Clock
 
 MAX_MESSAGE_BYTES = 2**28
 MAX_PARTS = 2**16

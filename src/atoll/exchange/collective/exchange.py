@@ -13,7 +13,6 @@ from dataclasses import replace
 from queue import Empty
 from typing import TYPE_CHECKING
 
-from atoll.clock import Clock, SystemClock
 from atoll.errors import AtollError, RunEnded, RunMoved, UsageError
 from atoll.exchange.base import Constants, Frame, Outcome
 from atoll.exchange.collective.channel import (
@@ -45,6 +44,7 @@ from atoll.protocol import (
     Stats,
 )
 from atoll.protocol.coordinator_state import all_blocked, run_ended
+from atoll.runtime import Clock, SystemClock
 from atoll.settings import RunSettings
 from atoll.weights import FragmentLayout, Layout, Terms, lay_out, terms_of
 from atoll.wire import FrameKind, Header, pack, unpack

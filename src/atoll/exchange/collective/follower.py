@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from atoll.errors import AtollError, CorruptError, RunEnded
-from atoll.exchange.api.fields import MAX_LARGE_BYTES, dump, load
+from atoll.exchange.api.bodies import MAX_LARGE_BYTES, dump, load
 from atoll.exchange.api.messages import POSITION
 from atoll.exchange.base import Frame, Outcome
 from atoll.exchange.bucket import means

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from atoll import __version__
-from atoll.clock import SystemClock
 from atoll.errors import CorruptError, FoundingLost, Unreachable, UsageError
 from atoll.exchange import Exchange
 from atoll.integrations.torchft.fragment import (
@@ -49,6 +48,7 @@ from atoll.island.environment import (
 )
 from atoll.island.join import RunConnection
 from atoll.protocol import JoinReply, JoinRequest, ModelSpec, Stats
+from atoll.runtime import SystemClock
 from atoll.settings import RunSettings
 from atoll.weights import FragmentLayout, FragmentState, terms_of
 from atoll.weights.layout import F32

@@ -1,28 +1,32 @@
-"""Frames inside an HTTP body: read in order, and never beyond its declared end.
+"""Bodies of the HTTP API: frames in order, and JSON parsed without guessing.
 
 The reader of a body gives `Incoming` a function that returns the next bytes: from a
 connection, or from memory. A size that a header declares is checked against the rest of
 the body before memory is reserved for it.
 
-Islands that have reduced a round among themselves send one body: the headers of their
-updates; then, if they have agreed, the agreed frame and a voucher of each of them, in
-the same order.
+JSON that another process sends, or has stored:
+Rule 1: size, depth and the number of values are counted in the raw bytes, before
+        they are parsed.
+Rule 2: a table has each key once, and a number is finite.
+Rule 3: no message repeats the text itself, which may hold an island's key.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from itertools import accumulate
+from typing import Any, NoReturn
 
 import numpy as np
 
 from atoll import wire
 from atoll.errors import CorruptError, UsageError
-from atoll.exchange.api.request_head import RequestHead
 from atoll.exchange.base import U8, Frame
-from atoll.exchange.calls import AgreedCall
+from atoll.fields import FieldLanguage, JsonField, shown
 from atoll.wire.digests import Bytes, view_of
-from atoll.wire.frame import VOUCHER_BYTES
-from atoll.wire.roster import FETCH_AGAIN
+from atoll.wire.roster import FETCH_AGAIN, name_fault, new_name_fault
 
 Read = Callable[[int], Bytes]
 """Returns exactly that many bytes of the body, or raises `Unreachable`."""
@@ -175,64 +179,134 @@ def buffers_of(frame: Frame) -> tuple[Bytes, ...]:
     return (wire.pack(frame.header), view_of(frame.body))
 
 
-MAX_GATHERED = 4096
-"""The most islands of one collective."""
+MAX_SMALL_BYTES = 2**20
+"""Limit of JSON whose size does not depend on the model."""
+
+MAX_LARGE_BYTES = 2**23
+"""Limit of JSON with a row for each tensor or each fragment."""
+
+MAX_DEPTH = 8
+MAX_LISTS = 2**18
+"""Lists and tables in one text: an empty one takes 2 bytes here, and 56 in memory."""
+
+MAX_COMMAS = 2**20
+"""One less than values: a short number takes 4 bytes here, and 32 in memory."""
+
+SEE = "docs/http.md describes the form; run the same version of Atoll on both sides."
+
+# Possessive, and the last quote optional, so that hostile text costs one pass.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_OTHERS = bytes(set(range(256)) - _STEP.keys())
 
 
-def gathered_parts(call: AgreedCall) -> tuple[Bytes, ...]:
-    """Return the body of a call, without a copy of the agreed frame's."""
-    heads = tuple(wire.pack(header) for header in call.updates)
-    if call.agreed is None:
-        return heads
-    return (*heads, *buffers_of(call.agreed), *call.vouchers)
-
-
-def read_gathered(head: RequestHead, body: Incoming) -> AgreedCall:
-    """Return the call of a body that `gathered_parts` has written.
+def dump(value: object, *, name: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes:
+    """Return compact JSON in ASCII.
 
     Raises:
-        UsageError: it has too few or too many headers, or those of another round.
-        CorruptError: a header is wrong, or the body has extra bytes.
+        UsageError: it is longer than a reader accepts.
     """
-    updates: list[wire.Header] = []
-    agreed: Frame | None = None
-    vouchers: tuple[bytes, ...] = ()
-    while body.left_bytes and agreed is None:
-        header = body.header()
-        _require_path(head, header)
-        if header.kind is wire.FrameKind.AGREED and updates:
-            agreed = Frame(header, body.body(header))
-            vouchers = _vouchers(body, len(updates))
-        else:
-            _require_update(header, len(updates))
-            updates.append(header)
-    if not updates:
-        raise UsageError("The body has no update. Send the header of at least one.")
-    return AgreedCall(head.island, head.incarnation, tuple(updates), agreed, vouchers)
-
-
-def _vouchers(body: Incoming, count: int) -> tuple[bytes, ...]:
-    data = view_of(body.take(count * VOUCHER_BYTES)).tobytes()
-    starts = range(0, len(data), VOUCHER_BYTES)
-    return tuple(data[start : start + VOUCHER_BYTES] for start in starts)
-
-
-def _require_path(head: RequestHead, header: wire.Header) -> None:
-    if (header.fragment, header.round) != (head.fragment, head.round):
+    data = json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+    if len(data) > max_bytes:
         raise UsageError(
-            f"The {header.name} does not belong to fragment {head.fragment}, round "
-            f"{head.round}, which are in the path. Send it to its own path."
+            f"The {name} takes {len(data)} bytes of JSON, above the limit of "
+            f"{max_bytes}. "
+            "Use fewer tensors or fragments, or shorter names."
+        )
+    return data
+
+
+def load(data: Bytes, *, name: str, max_bytes: int = MAX_SMALL_BYTES) -> object:
+    """Return the value of JSON that another process sent.
+
+    Raises:
+        UsageError: it is too large, too deep or invalid; no other error is raised.
+    """
+    view = view_of(data)
+    if len(view) > max_bytes:
+        raise UsageError(
+            f"The {name} has {len(view)} bytes, above the limit of {max_bytes}. {SEE}"
+        )
+    raw = view.tobytes()
+    _judge_nesting(raw, name)
+    try:
+        value: object = json.loads(
+            raw.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant
+        )
+    except json.JSONDecodeError as exc:
+        raise UsageError(
+            f"The {name} is no JSON: {exc.msg} at character {exc.pos}. {SEE}"
+        ) from exc
+    except (ValueError, RecursionError) as exc:
+        # Bytes that are not UTF-8, or an integer of thousands of digits.
+        raise UsageError(f"The {name} is no JSON that can be read. {SEE}") from exc
+    return value
+
+
+def _judge_nesting(raw: bytes, name: str) -> None:
+    """Count before parsing: the parser recurses, and a thread's stack may be small."""
+    bare = _STRING.sub(b"", raw)
+    brackets = bare.translate(None, _OTHERS)
+    for unit, count, limit in (
+        ("lists and tables", brackets.count(b"[") + brackets.count(b"{"), MAX_LISTS),
+        ("commas", bare.count(b","), MAX_COMMAS),
+    ):
+        if count > limit:
+            raise UsageError(
+                f"The {name} has {count} {unit}, above the limit of {limit}. {SEE}"
+            )
+    depth = max(accumulate(map(_STEP.__getitem__, brackets)), default=0)
+    if depth > MAX_DEPTH:
+        raise UsageError(
+            f"The {name} is nested {depth} deep, above the limit of {MAX_DEPTH}. {SEE}"
         )
 
 
-def _require_update(header: wire.Header, before: int) -> None:
-    if header.kind is not wire.FrameKind.UPDATE:
-        raise UsageError(
-            f"The {header.name} is in the position of an update's header. "
-            "Send the updates' headers, then the agreed frame."
-        )
-    if before == MAX_GATHERED:
-        raise UsageError(
-            f"The body has more than {MAX_GATHERED} updates. "
-            "Let fewer islands share a collective."
-        )
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in fields:
+            raise UsageError(f"The key {shown(key)} is in one table twice. {SEE}")
+        fields[key] = value
+    return fields
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise UsageError(f"{name} is no number of JSON. {SEE}")
+
+
+LANGUAGE = FieldLanguage(remedy=SEE)
+"""The rules of every form that another process sends, or has stored."""
+
+wrong, require_table = LANGUAGE.wrong, LANGUAGE.require_table
+integer, number, text, hexed = (
+    LANGUAGE.integer,
+    LANGUAGE.number,
+    LANGUAGE.text,
+    LANGUAGE.hexed,
+)
+choice, option, maybe = LANGUAGE.choice, LANGUAGE.option, LANGUAGE.maybe
+listed, row, table = LANGUAGE.listed, LANGUAGE.row, LANGUAGE.table
+FLAG = LANGUAGE.flag()
+
+
+def require_name(value: object, path: str) -> str:
+    """Return the name of an island or run, if it is valid in a frame."""
+    if not isinstance(value, str):
+        raise wrong(path, value, "a name")
+    if len(value) > 128:
+        raise wrong(path, value, "a name of at most 128 bytes")
+    if fault := name_fault(value, field=path):
+        raise UsageError(f"{fault}. Choose another name.")
+    return value
+
+
+def require_target_name(value: object, path: str) -> str:
+    """Return the name of an island, if it is valid in the path of a request."""
+    name = require_name(value, path)
+    if fault := new_name_fault(name, field=path):
+        raise UsageError(f"{fault}. Choose another name.")
+    return name
+
+
+NAME = JsonField(str, require_name)

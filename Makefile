@@ -3,13 +3,18 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.atoll-installed
 SLOW := tests/bench tests/e2e tests/kill_storm tests/training tests/examples tests/integrations tests/launch/engines \
-  $(addprefix tests/simulate/,test_storms_hold.py test_planted.py test_store_storms_hold.py test_planted_store.py) \
+  $(addprefix tests/simulate/,test_storms_hold.py test_more_storms_hold.py test_planted.py test_store_storms_hold.py test_planted_store.py) \
   $(addprefix tests/jax/,test_mesh.py test_example.py test_ahead.py test_twins.py)
 
 # Tests start hundreds of processes; without bytecode each compiles torch again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast storms storms-store kill-storm check bench bench-smoke engines
+# Guards of guards, long runs and whole fuzzers: CI runs them after the other tests.
+LONG := tests/kill_storm/test_kill_storm.py tests/training/test_convergence.py \
+  tests/attacks/test_frame_fuzz.py tests/e2e/test_store_bench.py \
+  $(addprefix tests/simulate/,test_planted.py test_planted_store.py test_more_storms_hold.py)
+
+.PHONY: setup demo test test-slow test-fast storms storms-store kill-storm check bench bench-smoke engines
 
 setup: $(STAMP)
 
@@ -35,7 +40,10 @@ demo: setup
 	$(VENV)/bin/atoll demo --dir $(DEMO)
 
 test: setup
-	$(PY) -m pytest -n 4 --dist worksteal -m "not gpu"
+	$(PY) -m pytest -n 4 --dist worksteal -m "not gpu" $(addprefix --ignore=,$(LONG))
+
+test-slow: setup
+	$(PY) -m pytest -n 4 --dist worksteal -m "not gpu" $(LONG)
 
 test-fast: setup
 	$(PY) -m pytest -n 2 -m "not gpu" $(addprefix --ignore=,$(SLOW))

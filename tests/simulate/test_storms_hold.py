@@ -1,6 +1,6 @@
-"""Four hundred storms of five islands and twenty rounds, with fixed seeds.
+"""Two hundred storms of five islands and twenty rounds, with fixed seeds.
 
-`make storms` runs ten thousand with new seeds.
+`make test-slow` runs two hundred more, and `make storms` ten thousand with new seeds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 
 from atoll.simulate.trials import storm
 
-STORMS = 400
+STORMS = 200
 BATCH = 20
 
 

@@ -46,9 +46,9 @@ def move(
     """Move a run from its coordinator into a store, or back.
 
     Islands follow, and keep their work. Rounds stand still during the move. An
-    interrupted move can be resumed by the same command. The old coordinator redirects islands as
-    long as it is served. A new coordinator must be served after the move, on this
-    machine, at HOST:PORT.
+    interrupted move can be resumed by the same command. The old coordinator
+    redirects islands as long as it is served. A new coordinator must be served
+    after the move, on this machine, at HOST:PORT.
     """
     source = locate_run(run)
     if _absolute(target) == str(source) and not back:
@@ -107,8 +107,8 @@ def _hint_on_error(move_object: _Move) -> Iterator[None]:
     except AtollError:
         if move_object.is_moving:
             typer.echo(
-                "atoll: the run is moving, and its rounds stand still. Remove the cause below "
-                "and repeat the command, or give up with --back.",
+                "atoll: the run is moving, and its rounds stand still. Remove the "
+                "cause below and repeat the command, or give up with --back.",
                 err=True,
             )
         raise

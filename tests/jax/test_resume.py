@@ -37,8 +37,7 @@ def usual() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-@jax.jit
-def train_step(params: Params, state: Any, slope: jax.Array) -> tuple[Params, Any]:
+def adam_step(params: Params, state: Any, slope: jax.Array) -> tuple[Params, Any]:
     """Return parameters and optimizer after a step of Adam; the state has a key."""
     moments, key = state
     key, now = jax.random.split(key)
@@ -46,6 +45,9 @@ def train_step(params: Params, state: Any, slope: jax.Array) -> tuple[Params, An
     updates, moments = ADAM.update({"w": slope + noise}, moments, params)
     trained: Params = optax.apply_updates(params, updates)
     return trained, (moments, key)
+
+
+train_step = jax.jit(adam_step)
 
 
 def begun() -> tuple[Params, Any]:
@@ -96,6 +98,45 @@ def test_a_loop_alone_goes_on_to_the_bit(tmp_path: Path) -> None:
 
     assert cut[0] == whole[0]
     assert alike(cut[1], whole[1])
+
+
+class StepCount:
+    """A loop's own state: the inner steps that it has made. Implements `Stateful`."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
+@pytest.mark.parametrize("component", ["trainer", "scheduler"])
+@pytest.mark.parametrize("donated", [(0, 1), ()])
+def test_a_checkpoint_is_of_one_step_when_stepped_returns(
+    tmp_path: Path, component: str, donated: tuple[int, ...]
+) -> None:
+    """The next step may donate the state, and change what the loop keeps itself."""
+    step = jax.jit(adam_step, donate_argnums=donated)
+    params, state = begun()
+    count, run = StepCount(), run_of()
+    policy = Policy(tmp_path, every_rounds=1, extra={component: count})
+    with join(params, state, run, island="a", checkpoint=policy) as island:
+        params, state = island.params, island.optimizer
+        for _ in range(4):
+            params, state = step(params, state, jnp.asarray(1.0))
+            count.steps += 1
+            island.report(tokens=8)
+            params = island.stepped(params, optimizer=state)
+
+    params, state = begun()
+    restored = StepCount()
+    policy = Policy(tmp_path, extra={component: restored})
+    later = join(params, state, run, island="a", checkpoint=policy)
+    assert restored.steps == int(later.optimizer[0][0].count) > 0
+    later.leave()
 
 
 def test_an_island_takes_back_its_optimizer_and_the_runs_weights(

@@ -12,7 +12,7 @@ import mmap
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from struct import Struct
@@ -36,8 +36,8 @@ BeforeSeals = Callable[[Callable[[int, int], None]], None]
 """Registers a callback for every seal: it gets the inner steps made and settled."""
 
 LATE = ("scheduler", "trainer")
-"""Components that a loop changes between two inner steps; a scheduler also changes the
-optimizer's learning rate."""
+"""Components that a loop changes after an inner step was counted, unless it gives all
+its state with the step; a scheduler also changes the optimizer's learning rate."""
 
 
 class IslandComponent:
@@ -70,7 +70,11 @@ class CheckpointSubject(Protocol):
 
 
 class IslandCheckpoints:
-    """Restores an island when it joins, and saves it by its policy."""
+    """Restores an island when it joins, and saves it by its policy.
+
+    `late` are the components that `finish` copies, with the optimizer, if they are
+    saved; with none of them, `stepped` copies the whole state before it returns.
+    """
 
     def __init__(
         self,
@@ -79,6 +83,7 @@ class IslandCheckpoints:
         *,
         is_alone: bool,
         ranks: Ranks | None = None,
+        late: Iterable[str] = LATE,
     ) -> None:
         self.policy, self._ranks = policy, ranks or SingleRank()
         # The run has the weights, unless this island trains without one.
@@ -87,8 +92,8 @@ class IslandCheckpoints:
         objects = {**objects, "island": self._component}
         self._saver = policy.saver(objects, default=default, ranks=self._ranks)
         self.is_exact = "model" in self._saver.components
-        late = self._late_names()
-        self._late = ("optimizer", *late) if late else ()
+        self._late_if_saved = tuple(late)
+        self._late = self._late_components()
         self._has_data = False
         self._late_data: tuple[BeforeSeals, int | None] | None = None
         """For data added after the join: its seal callback, and the counted steps."""
@@ -120,7 +125,7 @@ class IslandCheckpoints:
             return None
         if not self._schedulers:
             self._saver.add("scheduler", self._schedulers)
-            self._late = ("optimizer", *self._late_names("scheduler"))
+            self._late = self._late_components("scheduler")
         self._schedulers.append(value)
         if self._loaded is None:
             return None
@@ -152,8 +157,10 @@ class IslandCheckpoints:
                     stacklevel=4,
                 )
 
-    def _late_names(self, *added: str) -> list[str]:
-        return [name for name in LATE if name in self.policy.extra or name in added]
+    def _late_components(self, *added: str) -> tuple[str, ...]:
+        saved = {*self.policy.extra, *added}
+        late = [name for name in self._late_if_saved if name in saved]
+        return ("optimizer", *late) if late else ()
 
     def key(self) -> bytes:
         """Return the key of an island that only its checkpoints identify."""

@@ -205,13 +205,6 @@ class Island(TrainedIsland, Generic[P]):
         finally:
             self._is_evaluating = False
 
-    @property
-    def _waits_for_loop(self) -> bool:
-        """All that a loop changes, it has given with the inner step: finish now."""
-        if self._keeping is not None:
-            self._keeping.finish()
-        return False
-
     def _is_torn(self) -> bool:
         return self._view.was_donated
 
@@ -298,7 +291,8 @@ def keeping_of(
             "optimizer=, to join and to every stepped; optimizer=() if it has none."
         )
     objects = {"model": ModelPart(view), "optimizer": optimizer}
-    return IslandCheckpoints(policy, objects, is_alone=is_alone(run))
+    # All that a loop changes, it gives with the inner step, and may donate afterwards.
+    return IslandCheckpoints(policy, objects, is_alone=is_alone(run), late=())
 
 
 def state_of(tree: Tree) -> dict[str, Any]:

@@ -188,3 +188,17 @@ def test_a_deadline_ends_a_sleep_before_it_begins() -> None:
     with pytest.raises(Unreachable, match="in the remaining time"):
         runtime.sleep(3600.0)
     assert ended.result() is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_an_error_ended_can_be_shut_down() -> None:
+    """Leaving does not wait for a thread that is gone."""
+    runtime = SystemRuntime()
+    worker = Worker(runtime, "a")
+
+    def fail() -> None:
+        raise MemoryError
+
+    worker.submit(fail)
+    worker.shutdown()
+    runtime.close()

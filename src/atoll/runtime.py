@@ -38,6 +38,9 @@ class SystemClock:
         return time.monotonic()
 
 
+GIVEN_UP = "The host has given up asking its run."
+
+
 class Future(Protocol[T]):
     """A value or an error that another strand of execution sets, once."""
 
@@ -122,12 +125,13 @@ class SystemRuntime:
             return [acts[0]()]
         try:
             results = [self._pool.submit(act) for act in acts]
-            futures.wait(results)
+        except RuntimeError as exc:  # the pool is shut down
+            raise Unreachable(GIVEN_UP) from exc
+        futures.wait(results)
+        try:
             return [result.result() for result in results]
-        except (RuntimeError, futures.CancelledError) as exc:
-            if not self._closed.is_set():
-                raise
-            raise Unreachable("The host has given up asking its run.") from exc
+        except futures.CancelledError as exc:
+            raise Unreachable(GIVEN_UP) from exc
 
     def close_after(
         self, seconds: float, *, then: Callable[[], object] | None = None
@@ -185,9 +189,11 @@ class Worker:
             self._submitted.set_result(None)
 
     def _run(self) -> None:
-        while (call := self._next()) is not None:
-            call()
-        self._ended.set_result(None)
+        try:
+            while (call := self._next()) is not None:
+                call()
+        finally:  # an error ends the worker, and shutdown must not wait for it
+            self._ended.set_result(None)
 
     def _next(self) -> Callable[[], object] | None:
         """Wait for the next call; None when the worker stops."""

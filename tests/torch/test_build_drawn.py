@@ -31,6 +31,12 @@ DRAWS: dict[str, Callable[[], torch.Tensor]] = {
     "init, on a device": lambda: torch.nn.init.uniform_(torch.empty(4, device="cpu")),
     "dropout": lambda: torch.nn.functional.dropout(torch.ones(64), 0.5),
     "permutation": lambda: torch.randperm(64),
+    "compared": lambda: torch.rand(64) > 0.5,
+    "sorted": lambda: torch.rand(64).argsort(),
+    "cast": lambda: torch.randn(4).bool(),
+    "empty, compared": lambda: torch.empty(4) > 0.5,
+    "decomposed": lambda: torch.linalg.svd(torch.randn(4, 4)).U.contiguous(),
+    "indexed": lambda: torch.arange(4)[torch.randint(0, 2, (3,))],
     "numpy": lambda: torch.from_numpy(np.random.randn(4)),
     "numpy, copied": lambda: torch.tensor(np.random.randn(4)),
     "numpy, of its own": lambda: torch.as_tensor(

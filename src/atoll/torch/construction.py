@@ -2,11 +2,12 @@
 
 Rule 1: a parameter moves to the meta device when it is registered. Buffers and plain
         attributes are real: their values are those that the constructor gives.
-Rule 2: no random number of torch is drawn: the result of a draw is fresh memory.
-Rule 3: values are unknown if they differ in a second construction, because they come
-        from numpy, Python's `random` or the time, or if they were never written. Fresh
-        memory is marked there, unless a parameter was made of it in the first one:
-        marking it would allocate the parameter.
+Rule 2: no random number of torch is drawn. Values that depend on a draw, or on memory
+        that was never written, are unknown.
+Rule 3: values are unknown, too, if they differ in a second construction, because they
+        come from numpy, Python's `random` or the time. Fresh memory is marked there, so
+        that tensors written only in part are found, unless a parameter was made of it
+        in the first one: marking it would allocate the parameter.
 
 `require_values` and `require_trained` are the checks of `join`: it refuses an empty
 model, and an optimizer of another model.
@@ -64,11 +65,11 @@ def make_empty(
         UsageError: a tensor is lazy, or a plain attribute is random. The message has
             its name.
     """
-    built, fresh = construct(make)
-    empty = _described(built, is_rest)
+    built, memory = construct(make)
+    empty = _described(built, memory, is_rest)
     if empty.values or _is_one_of_several():
-        again, _ = construct(make, fresh.of_parameters)
-        _drop_random(empty, _described(again, is_rest))
+        again, other = construct(make, memory.of_parameters)
+        _drop_random(empty, _described(again, other, is_rest))
     return built, empty
 
 
@@ -83,18 +84,20 @@ def put_attributes(empty: EmptyModel, device: torch.device) -> None:
         setattr(item.module, item.attribute, value)
 
 
-def _described(built: object, is_rest: Callable[[ModelTensor], bool]) -> EmptyModel:
+def _described(
+    built: object, memory: ConstructionMemory, is_rest: Callable[[ModelTensor], bool]
+) -> EmptyModel:
     targets = model_tensors_of(built)  # type: ignore[arg-type]
     for target in targets:
         require_shape(target.name, target.tensor)
     attributes = list(_attributes(built))
-    values = {s.name: _value_of(s.tensor) for s in targets if is_rest(s)}
-    values |= {item.name: _value_of(item.tensor) for item in attributes}
+    wanted = {target.name: target.tensor for target in targets if is_rest(target)}
+    wanted |= {item.name: item.tensor for item in attributes}
+    values = {
+        name: tensor.detach().clone() if memory.is_known(tensor) else None
+        for name, tensor in wanted.items()
+    }
     return EmptyModel(targets, attributes, values)
-
-
-def _value_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    return None if tensor.is_meta else tensor.detach().clone()
 
 
 def _drop_random(empty: EmptyModel, again: EmptyModel) -> None:
@@ -145,60 +148,108 @@ _FRESH = ("empty", "empty_like", "new_empty", "empty_strided", "empty_permuted")
 
 
 @dataclass
-class FreshMemory:
-    """The memory that one construction got without values, numbered in order."""
+class ConstructionMemory:
+    """Where the values of one construction come from, by the memory of its tensors."""
 
     unmarked: set[int] | None = None
-    """Numbers that are not marked as never written; None for all."""
+    """Numbers of fresh memory that is not marked as never written; None for all."""
 
     of_parameters: set[int] = field(default_factory=set)
-    """Numbers of the memory that a parameter was made of."""
+    """Numbers of the fresh memory that a parameter was made of."""
+
+    _fresh: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)
+    """Numbers of memory that was never written. It is kept: its address is the key."""
+
+    _random: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Memory whose values depend on a random draw, or on memory never written."""
 
     _count: int = 0
-    _number: dict[int, int] = field(default_factory=dict)
-    """The last number at each address."""
 
-    def add(self, tensor: torch.Tensor) -> None:
+    def is_known(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor has values, and none of them is random."""
+        memory = _memory(tensor)
+        return not (tensor.is_meta or memory in self._fresh or memory in self._random)
+
+    def add_fresh(self, tensor: torch.Tensor) -> None:
         """Number the memory of a tensor, and mark it."""
         number, self._count = self._count, self._count + 1
-        self._number[_memory(tensor)] = number
-        is_marked = self.unmarked is not None and number not in self.unmarked
-        if is_marked or not _can_mark(tensor.dtype):
-            _mark(tensor, second=self.unmarked is not None)
+        if self.unmarked is not None and number not in self.unmarked:
+            _mark(tensor)
+        self._fresh[_memory(tensor)] = number, tensor
+
+    def add_result(
+        self,
+        inputs: Sequence[torch.Tensor],
+        changed: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        *,
+        is_random: bool,
+    ) -> None:
+        """Note an operation: its results are as random as the values that it reads."""
+        written = set(map(_memory, changed))
+        read = set(map(_memory, inputs)) - written
+        is_random |= any(key in self._fresh or key in self._random for key in read)
+        for key in written:
+            self._fresh.pop(key, None)
+        for tensor in (*results, *changed):
+            # A view of memory that is only read has no new values.
+            if is_random and not tensor.is_meta and _memory(tensor) not in read:
+                self._random[_memory(tensor)] = tensor
 
     def use(self, parameter: torch.Tensor) -> None:
-        """Note that a parameter was made of its memory."""
-        number = self._number.get(_memory(parameter))
+        """Forget the memory of a parameter, which is on the meta device from now on."""
+        number, _ = self._fresh.pop(_memory(parameter), (None, None))
+        self._random.pop(_memory(parameter), None)
         if number is not None:
             self.of_parameters.add(number)
 
 
 class _Empty(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Numbers fresh memory; the results of random draws are fresh memory."""
+    """Follows values from operation to operation, and draws no random number."""
 
-    def __init__(self, fresh: FreshMemory) -> None:
+    def __init__(self, memory: ConstructionMemory) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._fresh = fresh
+        self._memory = memory
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            results = _undrawn(func, args, kwargs)
-        else:
-            results = func(*args, **kwargs)
-            if func.overloadpacket.__name__ not in _FRESH:
-                return results
-        for tensor in _tensors(results):
-            if not tensor.is_meta:
-                self._fresh.add(tensor)
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        results = (_undrawn if is_random else _called)(func, args, kwargs)
+        outputs = _tensors(results)
+        if func.overloadpacket.__name__ in _FRESH:
+            for tensor in outputs:
+                if not tensor.is_meta:
+                    self._memory.add_fresh(tensor)
+            return results
+        inputs, changed = _tensors((args, kwargs)), _changed(func, args, kwargs)
+        self._memory.add_result(inputs, changed, outputs, is_random=is_random)
         return results
 
 
+def _called(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Return the arguments that an operation writes into."""
+    changed: list[torch.Tensor] = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            changed += _tensors(value)
+    return changed
+
+
 def _undrawn(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what a random operation would return, without drawing a number."""
+    """Return what a random operation would return, with other numbers than random ones.
+
+    torch's generator is not used: other threads may draw from it.
+    """
+    name = func.overloadpacket.__name__
     if func._schema.is_mutable:
+        _fill(args[0], name)
         return args[0]
     inputs = _tensors((args, kwargs))
     device = kwargs.get("device") or (inputs[0].device if inputs else "cpu")
@@ -212,7 +263,25 @@ def _undrawn(func: Any, args: Any, kwargs: Any) -> Any:
     if "generator" in options:
         options["generator"] = None
     shapes = func(*tree_map(to_meta, args), **options)
-    return tree_map(lambda shape: torch.empty_like(shape, device=device), shapes)
+    results = tree_map(lambda shape: torch.empty_like(shape, device=device), shapes)
+    for tensor in _tensors(results):
+        _fill(tensor, name)
+    return results
+
+
+def _fill(tensor: torch.Tensor, name: str) -> None:
+    """Fill with numbers that linear algebra and indices accept."""
+    if tensor.is_meta:
+        return
+    if tensor.is_floating_point() or tensor.is_complex():
+        generator = torch.Generator(tensor.device).manual_seed(0)
+        tensor.copy_(
+            torch.rand(tensor.shape, generator=generator, device=tensor.device)
+        )
+    elif name == "randperm":
+        tensor.copy_(torch.arange(tensor.numel(), device=tensor.device))
+    else:
+        tensor.zero_()
 
 
 _current: ContextVar[Callable[[torch.nn.Parameter], torch.nn.Parameter] | None]
@@ -238,18 +307,18 @@ def _watch_registrations() -> None:
 
 def construct(
     make: Callable[[], M], unmarked: set[int] | None = None
-) -> tuple[M, FreshMemory]:
+) -> tuple[M, ConstructionMemory]:
     """Return the model of `make` with its parameters on the meta device.
 
     Fresh memory is marked as never written, except `unmarked`; by default none is.
     """
-    fresh = FreshMemory(unmarked)
+    memory = ConstructionMemory(unmarked)
     metas = WeakTensorKeyDictionary()
 
     def to_meta(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
         if parameter not in metas:  # tied parameters stay one parameter
-            fresh.use(parameter)
             data = parameter.detach().to("meta")
+            memory.use(parameter)
             metas[parameter] = torch.nn.Parameter(data, parameter.requires_grad)
             metas[parameter].__dict__.update(parameter.__dict__)
         meta: torch.nn.Parameter = metas[parameter]
@@ -258,24 +327,20 @@ def construct(
     _watch_registrations()
     token = _current.set(to_meta)
     try:
-        with _Empty(fresh):
-            return make(), fresh
+        with _Empty(memory):
+            return make(), memory
     finally:
         _current.reset(token)
 
 
-def _mark(tensor: torch.Tensor, *, second: bool = False) -> None:
+def _mark(tensor: torch.Tensor) -> None:
     """Fill fresh memory with the marker of memory that was never written."""
     if tensor.is_floating_point() or tensor.is_complex():
         tensor.fill_(float("nan"))
     elif tensor.dtype in _SIGNED:
         tensor.fill_(torch.iinfo(tensor.dtype).min)
-    else:  # these dtypes have no marker: the second construction differs instead
-        tensor.fill_(second)
-
-
-def _can_mark(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex or dtype in _SIGNED
+    else:  # these dtypes have no marker: they are zeros where they are not written
+        tensor.zero_()
 
 
 def has_no_value(tensor: torch.Tensor) -> bool:

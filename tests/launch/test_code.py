@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_patterns_of_a_repository_apply_below(
 ) -> None:
     """Those of every directory up to its root, and its own excludes; none above it.
 
-    A tracked file is shipped even if a pattern matches it, until it is deleted.
+    A tracked file is left out as well if a pattern matches it, or if it is deleted.
     """
     top = tmp_path / "repository"
     if is_worktree:
@@ -82,16 +83,18 @@ def test_patterns_of_a_repository_apply_below(
         git(top, "init", "--quiet")
     write(top, "a/b/train.py", "a/b/x.log", "a/b/keep.log", "a/b/notes.txt")
     write(top, "a/b/data/rows.txt", "a/b/c/data/rows.txt", "a/b/c/out.tmp")
-    write(top, "a/b/tracked.log", "a/b/deleted.py")
+    write(top, "a/b/tracked.log", "a/b/data/tracked.py", "a/b/deleted.py")
+    write(top, "a/b/tracked.py")
     main = (tmp_path / "main" if is_worktree else top) / ".git"
     (main / "info" / "exclude").write_text("notes.txt\n*.tmp\n")
     (tmp_path / ".gitignore").write_text("*.py\n")
     (top / ".gitignore").write_text("*.log\n/a/b/data/\n")
     (top / "a" / ".gitignore").write_text("!keep.log\n!out.tmp\n/b/c/data\n")
-    git(top, "add", "--force", "a/b/tracked.log", "a/b/deleted.py")
+    git(top, "add", "--force", "a/b/tracked.log", "a/b/data/tracked.py")
+    git(top, "add", "a/b/tracked.py", "a/b/deleted.py")
     (top / "a" / "b" / "deleted.py").unlink()
 
-    shipped = ["c/out.tmp", "keep.log", "tracked.log", "train.py"]
+    shipped = ["c/out.tmp", "keep.log", "tracked.py", "train.py"]
     assert names(top / "a" / "b") == shipped
 
 
@@ -222,6 +225,27 @@ def test_a_repository_of_many_files_is_shipped(
     monkeypatch.setattr(shipping, "MAX_CODE_FILES", 1099)
     with pytest.raises(UsageError, match=r"or 1099 files, with .*\.gitignore"):
         pack_code(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("is_tracked", [False, True])
+def test_a_list_without_end_is_not_kept(
+    is_tracked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first files beyond the limit end it, before the rest takes memory."""
+    git(tmp_path, "init", "--quiet")
+    write(tmp_path, *(f"{'x' * 200}{n}" for n in range(5000)))
+    if is_tracked:
+        git(tmp_path, "add", ".")
+    monkeypatch.setattr(shipping, "MAX_CODE_FILES", 10)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UsageError, match=r"or 10 files, with .*\.gitignore"):
+            pack_code(tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 2**19
 
 
 def test_an_archive_stays_in_its_directory(tmp_path: Path) -> None:

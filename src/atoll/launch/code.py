@@ -6,7 +6,8 @@ else; it is checked before a file is written.
 Rule 3: each island has a separate directory, the same after every restart, so that
 it finds the files that it has written there.
 
-Packed are the files that git lists: tracked ones, and others that it does not ignore.
+Packed are the files that git lists and that none of its patterns ignores, tracked or
+not: a private file that was tracked once and ignored later is left out.
 Rule 4: a directory that is ignored itself was chosen, and is shipped: then only
 patterns in it and below apply. A repository within a repository lists its own files.
 Rule 5: outside of a repository all files are packed; a .gitignore there is refused.
@@ -19,11 +20,13 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from atoll.bundle.archive import MAX_CODE_BYTES, MAX_CODE_FILES, pack, unpack
 from atoll.errors import (
@@ -83,7 +86,7 @@ def pack_code(directory: Path) -> Code:
     if not files:
         raise UsageError(
             f"Nothing in {directory} is code to be shipped: it is empty, or git "
-            "ignores all of it. Find out why with: git check-ignore -v FILE"
+            "ignores all of it. Find out why: git check-ignore -v --no-index FILE"
         )
     try:
         data = pack(files, max_files=MAX_CODE_FILES)
@@ -256,6 +259,8 @@ VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
 def code_files(root: Path) -> Iterator[Path]:
     """Yield the files to be shipped, in the order of their names.
 
+    Of a repository with more than MAX_CODE_FILES it yields some, but too many as well.
+
     Raises:
         UsageError: its ignored files are unknown.
     """
@@ -294,73 +299,110 @@ def _is_never_shipped(path: Path, *, is_directory: bool) -> bool:
 
 
 def _git_files(root: Path) -> Iterator[Path]:
-    for path in _listed(root):
-        parents = [root / parent for parent in path.relative_to(root).parents][:-1]
-        # A submodule, or a repository within this one.
-        is_directory = path.is_dir() and not path.is_symlink()
-        if _is_never_shipped(path, is_directory=is_directory) or any(
-            _is_never_shipped(parent, is_directory=True) for parent in parents
-        ):
-            continue
-        if not is_directory:
-            yield path
-        elif (path / ".git").exists():
+    files: set[Path] = set()
+    repositories: set[Path] = set()
+    with closing(_listed(root)) as listed:
+        for path in listed:
+            parents = [root / parent for parent in path.relative_to(root).parents][:-1]
+            # A submodule, or a repository within this one.
+            is_directory = path.is_dir() and not path.is_symlink()
+            if _is_never_shipped(path, is_directory=is_directory) or any(
+                _is_never_shipped(parent, is_directory=True) for parent in parents
+            ):
+                continue
+            if not is_directory:
+                files.add(path)
+            elif (path / ".git").exists():
+                repositories.add(path)
+            # These are refused already: there may be no end of data.
+            if len(files) > MAX_CODE_FILES:
+                break
+    for path in sorted(files | repositories):
+        if path in repositories:
             yield from _git_files(path)
+        else:
+            yield path
 
 
-def _listed(root: Path) -> list[Path]:
-    """Return the existing files that git lists below a directory, sorted."""
-    selection = ["--others", "--exclude-standard", "-z"]
-    if _git(root, "check-ignore", "--quiet", "--no-index", ".", other_code=1) is None:
-        output = _git(root, "ls-files", "--cached", *selection)
+def _listed(root: Path) -> Generator[Path]:
+    """Yield the existing files that git lists below a directory, in git's order."""
+    selection = ["--exclude-standard", "-z"]
+    variables: dict[str, str] = {}
+    ignored: set[str] = set()
+    if not list(_git(root, "check-ignore", "--no-index", ".", codes=(0, 1))):
+        # Tracked once, and ignored later: git itself would list them.
+        ignored.update(_git(root, "ls-files", "--cached", "--ignored", *selection))
+        selection.append("--cached")
     else:
         # As the top of a repository without an index, below which nothing is ignored.
-        git = _git(root, "rev-parse", "--absolute-git-dir") or ""
-        variables = {"GIT_DIR": git.strip(), "GIT_WORK_TREE": "."}
-        variables["GIT_INDEX_FILE"] = str(Path(git.strip()) / "atoll-no-index")
-        output = _git(root, "ls-files", *selection, variables=variables)
-    # A name that is no UTF-8 is refused when it is packed.
-    paths = {root / name for name in (output or "").split("\0") if name}
-    return sorted(path for path in paths if os.path.lexists(path))
+        git = "".join(_git(root, "rev-parse", "--absolute-git-dir")).strip()
+        variables = {"GIT_DIR": git, "GIT_WORK_TREE": "."}
+        variables["GIT_INDEX_FILE"] = str(Path(git) / "atoll-no-index")
+    output = _git(root, "ls-files", "--others", *selection, variables=variables)
+    with closing(output) as names:
+        for name in names:
+            # A name that is no UTF-8 is refused when it is packed.
+            if name not in ignored and os.path.lexists(root / name):
+                yield root / name
 
 
 def _git(
     root: Path,
     *arguments: str,
-    other_code: int | None = None,
+    codes: Collection[int] = (0,),
     variables: Mapping[str, str] | None = None,
-) -> str | None:
-    """Return the output of git in a directory; None if it exits with `other_code`.
+) -> Generator[str]:
+    """Yield what git writes in a directory, split at its zero bytes.
+
+    It is read as it is written, and git is ended if the generator is closed before.
 
     Raises:
-        UsageError: it cannot be run, or it failed.
+        UsageError: it cannot be run, or it exits with none of the codes.
     """
     # A hook of git has variables that select another repository than the directory's.
     environment = {
         name: value for name, value in os.environ.items() if name not in _GIT_SELECTION
     }
-    try:
-        done = subprocess.run(
-            ["git", *arguments],
-            cwd=root,
-            env={**environment, **(variables or {})},
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-        )
-    except OSError as exc:
-        raise UsageError(
-            f"{root} is in a git repository, and git cannot be run: {exc.strerror}. "
-            "Install it: it lists the files to ship. Or use an image with --no-ship."
-        ) from exc
-    if done.returncode == other_code:
-        return None
-    if done.returncode != 0:
-        raise UsageError(
-            f"git cannot list the files of {root}: {done.stderr.strip()[:500]}. Repair "
-            "its repository, or use an image with --no-ship."
-        )
-    return done.stdout
+    with TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                ["git", *arguments],
+                cwd=root,
+                env={**environment, **(variables or {})},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        except OSError as exc:
+            raise UsageError(
+                f"{root} is in a git repository, and git cannot be run: "
+                f"{exc.strerror}. Install it: it lists the files to ship. Or use an "
+                "image with --no-ship."
+            ) from exc
+        with process:
+            try:
+                yield from _split(process.stdout)
+            except GeneratorExit:
+                process.kill()
+                raise
+        if process.returncode not in codes:
+            errors.seek(0)
+            message = errors.read(MAX_MESSAGE_BYTES).decode(errors="replace").strip()
+            raise UsageError(
+                f"git cannot list the files of {root}: {message}. Repair its "
+                "repository, or use an image with --no-ship."
+            )
 
 
+def _split(output: IO[bytes] | None) -> Iterator[str]:
+    assert output is not None
+    rest = b""
+    while read := output.read(CHUNK_BYTES):
+        *names, rest = (rest + read).split(b"\0")
+        yield from map(os.fsdecode, names)
+    if rest:
+        yield os.fsdecode(rest)
+
+
+CHUNK_BYTES = 2**16
+MAX_MESSAGE_BYTES = 500
 _GIT_SELECTION = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atoll import RunEnded, RunSettings
+from atoll import RunEnded, RunSettings, weights
 from atoll.errors import CorruptError, LeaseLost, ModelError, Refused, UsageError
 from atoll.exchange import Frame, MemoryRun
 from atoll.protocol import Heartbeat, JoinReply, JoinRequest
@@ -469,6 +469,59 @@ def test_nothing_is_wanted_of_islands_that_wait_for_the_start() -> None:
     run.publish(replace_fragment(update(run, b, 3.0), 1, base=run.state(1)))
     run.heartbeat(Heartbeat(island="b", incarnation=1, step=1, waits_for=(1, 1)))
     assert run.heartbeat(waits_a).wanted == (1,)
+
+
+def test_a_round_whose_commit_failed_is_committed_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The caller sees the error, and no update of the round is lost."""
+    run = make_run(start_islands=2)
+    a, b = join(run, "a"), join(run, "b")
+    run.publish(update(run, a, 1.0))
+    last = update(run, b, 3.0)
+
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "agree", fails)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                run.publish(last)
+    run.publish(last)
+
+    assert anchor(run) == -2.0
+    assert verdicts(run, 1) == {"a": Verdict.COUNTED, "b": Verdict.COUNTED}
+    run.publish(update(run, a, 1.0, round=2))
+    run.publish(update(run, b, 1.0, round=2))
+    assert anchor(run) == -3.0
+
+
+def test_a_heartbeat_that_arrives_after_its_island_left_hurts_nobody() -> None:
+    """It was on its way while another thread said that the island leaves."""
+    run = make_run(start_islands=2)
+    a, b = join(run, "a"), join(run, "b")
+    run.leave("b", b.incarnation)
+    run._beats["b"] = Heartbeat(island="b", incarnation=b.incarnation, step=0)
+    run.publish(update(run, a, 1.0))
+
+    assert anchor(run) == -1.0
+
+
+def test_a_round_waits_for_newcomers_after_many_names_that_left() -> None:
+    """No number of islands that joined and left makes a round close without one."""
+    run = make_run()
+    a = join(run, "a")
+    for index in range(20):
+        idle = join(run, f"idle{index}")
+        run.leave(idle.island, idle.incarnation)
+    b = join(run, "b")
+    run.publish(update(run, a, 1.0))
+    run.publish(update(run, a, 1.0, round=2))
+
+    assert run.outcome(0, 2, wait_s=0) is None
+    run.publish(update(run, b, 1.0, round=2))
+    assert verdicts(run, 2) == {"a": Verdict.COUNTED, "b": Verdict.COUNTED}
 
 
 def replace_fragment(frame: Frame, fragment: int, *, base: Frame) -> Frame:

@@ -62,13 +62,18 @@ class MemoryRun:
 
     def _begin(self) -> None:
         """Let the next island found the run."""
-        self._state = CoordinatorState.begin(self.id, self.settings, joins=ANY_JOINS)
+        self._state = CoordinatorState.begin(
+            self.id, self.settings, joins=ANY_JOINS, trusts_names=True
+        )
         self._fragments: list[MemoryFragment] = []
         self._updates: dict[tuple[int, int], dict[str, Frame]] = {}
         """Staged updates by fragment and round, then by island."""
 
         self._beats: dict[str, Heartbeat] = {}
         """Heartbeats since the last event."""
+
+        self._closing: list[events.CloseRound] = []
+        """Rounds that are closed, and not committed yet."""
 
         self._constants: dict[str, bytes] = {}
         self._position = self._state.position(NOW_S)
@@ -201,23 +206,42 @@ class MemoryRun:
 
     def _advance(self, event: events.Event) -> list[events.Action]:
         """Apply an event, and commit the rounds that close; wake all threads."""
+        self._commit_closing()  # if the last call's commit failed
         self._apply_beats()
-        state, actions = advance(self._state, event, NOW_S)
-        for action in actions:  # a commit may close the next round, and so append
-            if isinstance(action, events.CloseRound):
-                updates = self._updates.pop((action.fragment, action.round))
-                committed = self._fragments[action.fragment].commit(action, updates)
-                state, closings = advance(state, committed, NOW_S)
-                actions += closings
-        self._state, self._position = state, state.position(NOW_S)
+        actions = self._apply(event)
+        self._commit_closing()
+        return actions
+
+    def _apply(self, event: events.Event) -> list[events.Action]:
+        """Apply an event; the rounds that it closes are to be committed."""
+        self._state, actions = advance(self._state, event, NOW_S)
+        self._closing += [
+            action for action in actions if isinstance(action, events.CloseRound)
+        ]
+        self._position = self._state.position(NOW_S)
         self._changed.notify_all()
         return actions
+
+    def _commit_closing(self) -> None:
+        """Commit the rounds that close; a commit may close the next round.
+
+        A round whose commit fails keeps its updates, and stays the first.
+        """
+        while self._closing:
+            close = self._closing[0]
+            key = close.fragment, close.round
+            updates = self._updates[key]
+            committed = self._fragments[close.fragment].commit(close, updates)
+            del self._closing[0], self._updates[key]
+            self._apply(committed)
 
     def _apply_beats(self) -> None:
         beats, self._beats = self._beats, {}
         for beat in list(beats.values()):
             member = self._state.members.known.get(beat.island)
-            if member and member.incarnation == beat.incarnation:
+            if member is None or member.has_left:
+                continue
+            if member.incarnation == beat.incarnation:
                 event = events.HeartbeatReceived(beat, is_asking=False)
                 self._state, _ = advance(self._state, event, NOW_S)
         self._position = self._state.position(NOW_S)

@@ -111,6 +111,9 @@ class CoordinatorState:
     joins: TokenBucket = JOINS
     """Rate limit of new incarnations: each is a durable record."""
 
+    trusts_names: bool = False
+    """Rounds wait for every newcomer, however many names were idle before it."""
+
     is_observed: bool = False
     """Rosters are written elsewhere, and close its rounds: see `observer`."""
 
@@ -121,6 +124,7 @@ class CoordinatorState:
         settings: RunSettings,
         *,
         joins: TokenBucket = JOINS,
+        trusts_names: bool = False,
         is_observed: bool = False,
     ) -> CoordinatorState:
         """Return the state of a run that no island has joined."""
@@ -129,6 +133,7 @@ class CoordinatorState:
             settings=settings,
             last_round=settings.run.end_rounds,
             joins=joins,
+            trusts_names=trusts_names,
             is_observed=is_observed,
         )
 

@@ -133,11 +133,12 @@ def candidates(state: CoordinatorState, now_s: float) -> frozenset[str]:
     A holder of the token can join under one new name after another and publish under
     none, and each name would hold a round for a lease. After some such names, rounds
     wait only for islands whose updates have counted. A newcomer that publishes in time
-    still counts, and rounds wait for it from then on.
+    still counts, and rounds wait for it from then on. Islands of one process need no
+    such limit, and their clock stands, so that it would never end.
     """
     live = state.members.live(now_s)
     newcomers = live - state.counted.by_island.keys()
-    if not newcomers:
+    if state.trusts_names or not newcomers:
         return live
     since_s = now_s - IDLE_MEMORY_S
     recent = [

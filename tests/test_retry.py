@@ -37,6 +37,15 @@ def test_a_call_is_repeated_after_its_faults() -> None:
     assert pauses_s == [1.0, 2.0]
 
 
+def test_a_policy_without_pauses_repeats_at_once() -> None:
+    """Nothing sleeps, not even for zero seconds."""
+    at_once = RetryPolicy(max_tries=3, first_s=0.0)
+    pauses_s: list[float] = []
+    act = failing(Unreachable("1"), Unreachable("2"))
+    assert retried(act, at_once, sleep=pauses_s.append) == "done"
+    assert pauses_s == []
+
+
 def test_the_last_fault_is_raised_when_attempts_are_used_up() -> None:
     """Five attempts, four pauses."""
     pauses_s: list[float] = []

@@ -97,7 +97,8 @@ def retried(
     """Call `act` until it returns, and raise its last fault if it never does.
 
     Args:
-        sleep: waits before another attempt; may raise to end the attempts.
+        sleep: waits before another attempt, if the policy has a pause; may raise to end
+            the attempts.
         may_retry: called with a fault and the next pause; False raises the fault.
         progress: attempts and pauses start over when its value has changed.
     """
@@ -111,4 +112,5 @@ def retried(
             pause_s = next(pauses_s, None)
             if pause_s is None or not may_retry(exc, pause_s):
                 raise
-        sleep(pause_s)
+        if pause_s:
+            sleep(pause_s)

@@ -178,8 +178,10 @@ class CoordinatorRunClient:
 
     def events(self, *, after: int = 0, is_waiting: bool = False) -> list[Event]:
         """Return the events that the coordinator keeps."""
-        wait = "&wait=1" if is_waiting else ""
-        rows = self._client.get(f"/events?after={after}{wait}", timeout_s=EVENTS_S)
+        if is_waiting:
+            rows = self._client.get(f"/events?after={after}&wait=1", timeout_s=EVENTS_S)
+        else:
+            rows = self._client.get(f"/events?after={after}")
         return [Event.of(row) for row in rows]
 
     def control(self, command: base.Command) -> base.ControlReply:

@@ -2,7 +2,9 @@
 
 What waits for others looks again and again: it lists the round, or asks for what is
 not there yet. How often depends on how long the others take, so that a bound can only
-be stated without it. Heartbeats come by the clock, whatever the rounds do.
+be stated without it. Heartbeats come by the clock, whatever the rounds do: each puts
+a member document and reads the controls once, and other reads of the controls belong
+to a round.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from atoll.store import (
     StoreTraits,
 )
 
-ROUNDS = "rounds/"
+ROUNDS, MEMBERS, CONTROLS = "rounds/", "members/", "control/"
 
 
 class Noted:
@@ -71,8 +73,15 @@ class Noted:
         with self._lock:
             made, self._made = self._made, Counter()
         looks = max(0, made["list"] + made["miss"] - self._needed)
-        return {"looks": looks, "beats": made["beat"]}
+        beats = made["beat"] + min(made["controls"], made["heartbeats"])
+        return {"looks": looks, "beats": beats}
 
     def _note(self, key: str, what: str) -> None:
         with self._lock:
-            self._made[what if key.startswith(ROUNDS) else "beat"] += 1
+            if key.startswith(ROUNDS):
+                self._made[what] += 1
+            elif key.startswith(CONTROLS):
+                self._made["controls"] += 1
+            else:
+                self._made["beat"] += 1
+                self._made["heartbeats"] += what == "put" and key.startswith(MEMBERS)

@@ -89,5 +89,5 @@ class _Side:
             self._halves[swap].result()
 
     def _hear(self, request: object, reply: ReplyFunction) -> None:
-        self._halves[self._arrived].set(None)
+        self._halves[self._arrived].set_result(None)
         self._arrived += 1

@@ -36,7 +36,10 @@ def main() -> None:
     peer = fused_sgd(given.elements)
     state = FragmentState.found(gaussian(given.elements), "nesterov")
     mean = gaussian(given.elements)
-    ours = {f"{down} body": applied(state, mean, down) for down in ("fp32", "bf16")}
+    ours = {
+        f"FragmentState.apply, {down} body": applied(state, mean, down)
+        for down in ("fp32", "bf16")
+    }
 
     rows = []
     for threads in (1, 2):
@@ -79,7 +82,7 @@ def on_threads(step: Callable[[int], object], threads: int) -> Callable[[], obje
 def applied(
     state: FragmentState, mean: np.ndarray, down: str
 ) -> Callable[[int], object]:
-    """Return what an island does with an outcome: `FragmentState.apply`."""
+    """Return what an island does with an outcome."""
     body = np.empty(codec(down).body_bytes(mean.size), np.uint8)
     codec(down).encode(mean, body)
     counted = RosterEntry(

@@ -31,7 +31,7 @@ TABLES = {
     "jax": ["bare train step", "compile s", "bf16", "e3m0"],
     "many_islands": ["http.server", "ratio", "rounds per second", "heartbeat, p99"],
     "memory": ["limit", "in flight", "peak", "e3m0"],
-    "outer": ["peer ms", "limit", "FragmentState.apply", "2 threads", "<= 1.15 "],
+    "outer": ["peer ms", "limit", "FragmentState.apply", "2 threads", "<= 1.7 "],
     "over_http": ["peer ms", "limit", "raw socket", "aiohttp", "TLS", ">= 0.67 "],
     "round": [
         *("peer ms", "limit", "bf16 beside floor bf16", "beside naive", "beside gloo"),

@@ -11,7 +11,6 @@
     members/<slug>.<incarnation>      overwritten by each heartbeat of the incarnation
     rounds/<fragment>/<round>/up/<slug>.<incarnation>     an update, in one object
     rounds/<fragment>/<round>/roster                      put once: the round is closed
-                                                          was given up
     rounds/<fragment>/<round>/mean/<shard>                a part of the agreed body
     states/<fragment>/<round>/<part>                      anchor and velocity
     states/<fragment>/<round>/complete                    put last

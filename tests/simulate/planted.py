@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from atoll.coordinator import Service
@@ -26,7 +27,9 @@ Bug = Callable[[], AbstractContextManager[object]]
 
 
 @contextmanager
-def replaced(owner: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
+def replaced(
+    owner: type | ModuleType, name: str, method: Callable[..., Any]
+) -> Iterator[None]:
     """Let `owner.name` be `method`, which gets the real one as its first argument."""
     real = getattr(owner, name)
     setattr(owner, name, lambda *words, **named: method(real, *words, **named))

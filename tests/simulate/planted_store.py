@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from atoll.exchange.bucket.documents import MemberDocument
+from atoll.exchange.bucket import exchange, keys
+from atoll.exchange.bucket.documents import (
+    ROSTER,
+    MemberDocument,
+    RosterDocument,
+    packed,
+)
 from atoll.exchange.bucket.exchange import RoundCloser
 from atoll.exchange.bucket.member import LateUpdates, MemberLease
+from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.view import MemberView, UpdateView
 from atoll.protocol.events import MemberSeen
@@ -88,27 +95,12 @@ def collects_rosters() -> AbstractContextManager[object]:
 def puts_rosters_over_others() -> AbstractContextManager[object]:
     """A roster is put whether there is one or not."""
 
-    def close(real: Any, closing: RoundCloser, document: Any) -> None:
-        store = closing._store
-        closing._store = _Overwriting(store)
-        try:
-            real(closing, document)
-        finally:
-            closing._store = store
+    def put_over(real: Any, reader: BucketReader, document: RosterDocument) -> None:
+        key = keys.roster(document.fragment, document.round)
+        reader.store.put(key, packed(ROSTER, document, key))
+        real(reader, document)
 
-    return replaced(RoundCloser, "_close", close)
-
-
-class _Overwriting:
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def put_new(self, key: str, parts: Iterable[Any]) -> bool:
-        self._inner.put(key, parts)
-        return True
+    return replaced(exchange, "put_roster", put_over)
 
 
 STORE_BUGS: dict[str, Bug] = {

@@ -21,8 +21,9 @@ from atoll.protocol import (
     Stats,
 )
 from atoll.testing.fixtures import anchor_of, enter, update_of
+from atoll.wire import FrameKind
 from tests.exchange.test_contract import DirectLine
-from tests.exchange.test_relocation import Journey, beat, begun
+from tests.exchange.test_relocation import URL, Journey, beat, begun
 
 
 class Closable:
@@ -61,6 +62,11 @@ class Closable:
 
     def leave(self, island: str, incarnation: int) -> None:
         self._open().leave(island, incarnation)
+
+    def follow(self) -> None:
+        """Do what a heartbeat in the background does when it learns of a move."""
+        assert self.moved is not None
+        self.moved(RunMoved("The run has moved.", target=URL))
 
 
 def closable(it: Journey) -> Closable:
@@ -107,12 +113,37 @@ def test_a_call_whose_way_is_closed_under_it_is_made_again() -> None:
         return it.meet(b"a", b"once")
 
     a = FollowingExchange(place, open, pause=no_time)
-    joined = enter(a, "a")
+    enter(a, "a")
     it.move()
-    said = Heartbeat(island="a", incarnation=joined.incarnation, step=1)
-    place.before_state = lambda: a.heartbeat(said)
+    place.before_state = place.follow
 
     assert anchor_of(a) == 0.0
+    assert place.is_closed
+
+
+class Slow(Closable):
+    """A location that does not yet know an update while it publishes it."""
+
+    def publish(self, frame: Frame) -> Reception:
+        if frame.header.kind is FrameKind.STATE:
+            return super().publish(frame)
+        self.unconfirmed = {}
+        self.follow()
+        return Reception.STAGED
+
+
+def test_an_update_whose_island_follows_meanwhile_is_published_again() -> None:
+    """It was put at the old place after the move, which nobody reads there."""
+    it = begun()
+    place = Slow(CoordinatorExchange(DirectLine(it.service), key=b"a", nonce=b"once"))
+    a = FollowingExchange(place, lambda _: it.meet(b"a", b"once"), pause=no_time)
+    joined = enter(a, "a")
+    beat(a, joined, 0)
+    update = update_of(a, joined, 1.0)
+    it.move()
+
+    assert a.publish(update) is Reception.COMMITTED
+    assert anchor_of(a) == -1.0
 
 
 def test_what_fails_where_the_run_is_is_told() -> None:

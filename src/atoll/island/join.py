@@ -44,6 +44,7 @@ from atoll.island.signals import Interrupted, Termination, use_exit_codes
 from atoll.retry import LEAVE_S, NOT_UP_S
 from atoll.runtime import Clock, SystemClock
 from atoll.settings import RunSettings
+from atoll.wire import FrameKind
 
 if TYPE_CHECKING:
     from atoll.exchange import CollectiveRun
@@ -394,7 +395,20 @@ class FollowingExchange:
         self._call(lambda location: location.keep(joined, model, constants))
 
     def publish(self, frame: Frame) -> protocol.Reception:
-        return self._call(lambda location: location.publish(frame))
+        return self._call(lambda location: self._publish(location, frame))
+
+    def _publish(self, location: RunLocation, frame: Frame) -> protocol.Reception:
+        """Publish a frame; raise if another thread has followed the run meanwhile.
+
+        That thread may have read the unconfirmed updates before this one was among
+        them: `_call` publishes it at the new address.
+        """
+        reception = location.publish(frame)
+        is_update = frame.header.kind not in (FrameKind.STATE, FrameKind.AGREED)
+        with self._lock:
+            if is_update and location is not self._location:
+                raise Unreachable("The run has moved while the update was published.")
+        return reception
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         return self._call(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll.coordinator.status import status_of
-from atoll.errors import RunMoved, UsageError
+from atoll.errors import CorruptError, RunMoved, UsageError
 from atoll.exchange import Frame
 from atoll.exchange.api.bodies import MAX_LARGE_BYTES, dump, load
 from atoll.exchange.bucket import BucketReader, StoreExchange, keys
@@ -223,6 +223,69 @@ def test_a_roster_that_comes_too_late_for_a_move_is_not_applied(
     assert outs[0].settle()
     with pytest.raises(RunMoved):
         a.outcome(0, 1, wait_s=0.0)
+
+
+def test_a_roster_that_comes_during_the_copy_does_not_come_along() -> None:
+    """The weights are those of the round that was described."""
+    beach = Beach(start_islands=1)
+    a, store, joined = beach.join("a")
+    outs: list[MoveOut] = []
+
+    def describes() -> None:
+        outs.append(way_out(beach))
+        outs[0].begin(TARGET, NONCE)
+        assert outs[0].belongings().fragments[0].round == 0
+
+    store.before = once("put_new", keys.roster(0, 1), describes)
+    a.publish(update_of(a, joined, 1.0))
+
+    assert beach.has_closed(1)
+    assert outs[0].state(0).header.round == 0
+    assert outs[0].settle()
+
+
+def test_a_damaged_word_keeps_a_roster_from_being_applied() -> None:
+    """It may be that the run moves; once it is restored, everything goes on."""
+    beach = Beach(start_islands=1)
+    a, store, joined = beach.join("a")
+    key, words = keys.control(1), list[bytes]()
+
+    def damages() -> None:
+        begins(beach)
+        words.append(bytes(beach.store.get(key)))
+        beach.store.put(key, [b"{"])
+
+    store.before = once("put_new", keys.roster(0, 1), damages)
+    with pytest.raises(CorruptError, match=key):
+        a.publish(update_of(a, joined, 1.0))
+    assert beach.has_closed(1)
+    assert a._reader.view.number(0) == 1
+    beach.store.put(key, words)
+    stays(beach)
+
+    assert a.outcome(0, 1, wait_s=0.0) is not None
+
+
+def test_a_move_makes_the_means_of_the_rounds_that_it_closes() -> None:
+    """It does not wait for islands to make them: none does while the run moves."""
+    beach = Beach(start_islands=4)
+    islands = [beach.join(name) for name in "abcd"]
+    frames = [departing(a, joined, 1.0) for a, _, joined in islands[:3]]
+    frames += [departing(islands[3][0], islands[3][2], 5.0, round=1)]
+    beach.say("pause")
+    beach.time.sleep(7.0)
+    for (exchange, _, joined), frame in zip(islands, frames, strict=True):
+        assert exchange.publish(frame) is Reception.STAGED
+        exchange.leave(joined.island, 1)
+    out = way_out(beach)
+    out.begin(TARGET, NONCE)
+    begun_s = beach.time.now_s()
+    state = out.state(0)
+
+    assert out.belongings().rosters[0].shards == ()
+    assert len(out.belongings().rosters[0].roster.counted) == 4
+    assert state.header.round == 1
+    assert beach.time.now_s() == begun_s
 
 
 def test_a_run_that_stays_goes_on_from_the_rounds_that_were_closed() -> None:

@@ -51,7 +51,7 @@ class StoreExchange:
         state_rounds: int = STATE_ROUNDS,
     ) -> None:
         self._reader, self._beat_s = reader, beat_s
-        reader.takes_part = True
+        reader.stops_for_moves = True
         self._store, self._runtime = reader.store, reader.runtime
         self._outcomes = Outcomes(reader, None)
         self._states = States(reader, self._outcomes, every_rounds=state_rounds)

@@ -10,7 +10,8 @@ Rule 3: every put is safe to repeat, so that an interrupted move starts again.
 Out of a bucket (`MoveOut`):
 Rule 4: the control `move` comes first. An island reads the controls after each roster,
         and applies no roster while the run moves: so every roster that was applied is
-        older than the control, and the move has read it.
+        older than the control, and the move has read it. Nor does the move apply one
+        once it has described the run: the copy has the described rounds.
 Rule 5: then rounds are closed whose updates no island will send again, even below the
         quorum. Islands send the other updates to the run's new address; one that
         departs reads the controls after its last put, and departs there if the run
@@ -342,6 +343,7 @@ class MoveOut:
         """
         move = self._ensure_move(target, nonce)
         self._number = self._view.moves.number
+        self._reader.stops_for_moves = False
         for fragment in range(len(self._view.layout)):
             self._states.begin(fragment)
         _read_all_members(self._reader)
@@ -393,7 +395,8 @@ class MoveOut:
             self._reader.base_view.note_proven(fragment, base, now_s)
             round = self._view.state.rounds[fragment]
             roster = self._reader.update_view.roster_now(round, now_s)
-            document = roster_document(self._view, round, roster)
+            # While the run moves, no island applies a roster and makes a shard's mean.
+            document = replace(roster_document(self._view, round, roster), shards=())
         if round.number == number:
             put_roster(self._reader, document)
 
@@ -419,6 +422,8 @@ class MoveOut:
         """
         self.look()
         move = self._require_in_progress()
+        # A roster whose put was in flight when the move began may come during the copy.
+        self._reader.stops_for_moves = True
         founded = self._reader.founded
         assert founded is not None
         fragments = range(len(self._view.layout))

@@ -77,9 +77,8 @@ class BucketReader:
         self._founding_head: documents.RosterHead | None = None
         self._fingerprint = settings.fingerprint
         self._warnings: set[str] = set()
-        self.takes_part = False
-        """Whether this is an island's reader: it applies no roster while the run moves.
-        """
+        self.stops_for_moves = False
+        """Whether no roster is applied while the run moves, as for an island."""
 
     @classmethod
     def open(
@@ -327,7 +326,11 @@ class BucketReader:
         return furthest
 
     def read_rosters(self, fragment: int) -> None:
-        """Read the rosters of a fragment, from its open round to the last closed."""
+        """Read the rosters of a fragment, from its open round to the last closed.
+
+        Raises:
+            CorruptError: a roster or a control is gone or damaged.
+        """
         while True:
             with self.lock:
                 number = self.view.number(fragment)
@@ -345,9 +348,10 @@ class BucketReader:
                 return
             key = keys.roster(fragment, number)
             # After the roster: one that was put too late for a move is not applied, and
-            # a control that its closer had applied is.
-            self.poll_controls()
-            if self.takes_part and self.view.state.move is not None:
+            # a control that its closer had applied is. A damaged control may be that
+            # move, so it is raised here, and not ignored.
+            self.read_controls()
+            if self.stops_for_moves and self.view.state.move is not None:
                 return
             self.require_controls(roster.controls, named_by=key)
             with self.lock:

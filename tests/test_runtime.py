@@ -5,13 +5,13 @@ Each claim gets a runtime and the call that closes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import pytest
 
 from atoll.errors import Unreachable
-from atoll.runtime import Runtime, SystemRuntime, Worker
+from atoll.runtime import MAX_CONCURRENT, Future, Runtime, SystemRuntime, Worker
 from atoll.simulate.hosts import SimRuntime
 from atoll.simulate.world import SimWorld
 
@@ -152,6 +152,33 @@ def test_the_first_error_is_raised_when_all_have_ended(run: Run) -> None:
         assert ended == ["soon", "late"]
 
     run(claim)
+
+
+class Noted(list[Callable[[], None]]):
+    """Calls, and a future that is set once all of them have been iterated over."""
+
+    def __init__(self, calls: Iterable[Callable[[], None]], end: Future[None]) -> None:
+        super().__init__(calls)
+        self._end = end
+
+    def __iter__(self) -> Iterator[Callable[[], None]]:
+        yield from super().__iter__()
+        self._end.set_result(None)
+
+
+def test_gathered_calls_that_have_not_begun_end_with_the_runtime() -> None:
+    """Who gathers is told that the host gives up, and does not wait for them."""
+    runtime = SystemRuntime()
+    submitted, closed = runtime.future(), runtime.future()
+
+    def close() -> None:
+        submitted.result()
+        runtime.close()
+        closed.set_result(None)
+
+    busy = [close, *[closed.result] * (MAX_CONCURRENT - 1)]
+    with pytest.raises(Unreachable, match="given up"):
+        runtime.gather(Noted([*busy, closed.result], submitted))
 
 
 def test_a_worker_runs_its_calls_in_order(run: Run) -> None:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent import futures
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -127,7 +128,10 @@ class SystemRuntime:
             results = [self._pool.submit(act) for act in acts]
         except RuntimeError as exc:  # the pool is shut down
             raise Unreachable(GIVEN_UP) from exc
-        futures.wait(results)
+        for result in results:
+            # `futures.wait` would wait for ever for a call that `close` cancels.
+            with suppress(futures.CancelledError):
+                result.exception()
         try:
             return [result.result() for result in results]
         except futures.CancelledError as exc:

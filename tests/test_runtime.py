@@ -5,6 +5,7 @@ Each claim gets a runtime and the call that closes it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
@@ -226,6 +227,8 @@ def test_a_worker_that_an_error_ended_can_be_shut_down() -> None:
     def fail() -> None:
         raise MemoryError
 
+    (thread,) = [one for one in threading.enumerate() if one.name == "a"]
     worker.submit(fail)
     worker.shutdown()
+    thread.join()  # its report is of this test
     runtime.close()

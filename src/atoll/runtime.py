@@ -129,7 +129,7 @@ class SystemRuntime:
         except RuntimeError as exc:  # the pool is shut down
             raise Unreachable(GIVEN_UP) from exc
         for result in results:
-            # `futures.wait` would wait for ever for a call that `close` cancels.
+            # `futures.wait` never returns if `close` cancels a call.
             with suppress(futures.CancelledError):
                 result.exception()
         try:

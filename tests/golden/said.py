@@ -10,7 +10,8 @@ from blake3 import blake3
 
 from atoll.wire.codecs import codec
 from atoll.wire.frame import update_digest
-from atoll.wire.header import Header
+from atoll.wire.header import Header, OuterValues
+from atoll.wire.roster import RosterEntry
 from tests.golden.vectors import Body, Floats
 
 WORDS_PER_LINE = 8
@@ -31,16 +32,29 @@ def said(header: Header, body: Body) -> dict[str, object]:
     if header.kind.is_update:
         facts["update_digest"] = update_digest(header).hex()
     if header.outer is not None:
-        facts["outer"] |= {
-            "lr": struct.pack(">f", header.outer.lr).hex(),
-            "momentum": struct.pack(">f", header.outer.momentum).hex(),
-        }
+        facts["outer"] = _outer(header.outer)
     if header.roster is not None:
-        facts["roster"] = [
-            {**asdict(entry), "digest": entry.digest.hex()}
-            for entry in header.roster.entries
-        ]
+        facts["roster"] = [_entry(entry) for entry in header.roster.entries]
     return facts | _decoded(header, body)
+
+
+def _outer(outer: OuterValues) -> dict[str, object]:
+    """Return the outer values; share and buffer only of an asynchronous run."""
+    facts = asdict(outer)
+    share, buffer = facts.pop("share"), facts.pop("buffer")
+    if buffer:
+        facts |= {"share": struct.pack(">f", share).hex(), "buffer": buffer}
+    return facts | {
+        "lr": struct.pack(">f", outer.lr).hex(),
+        "momentum": struct.pack(">f", outer.momentum).hex(),
+    }
+
+
+def _entry(entry: RosterEntry) -> dict[str, object]:
+    """Return an entry; of its tails only those that are written."""
+    facts = asdict(entry) | {"digest": entry.digest.hex(), "spans": entry.spans.hex()}
+    absent = {key for key in ("age", "window", "spans") if not facts[key]}
+    return {key: value for key, value in facts.items() if key not in absent}
 
 
 def _decoded(header: Header, body: Body) -> dict[str, object]:

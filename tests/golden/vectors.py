@@ -188,6 +188,24 @@ def void() -> tuple[Header, Body]:
     return header, np.empty(0, dtype=np.uint8)
 
 
+def tails() -> tuple[Header, Body]:
+    """Return an asynchronous outcome whose roster entries have each kind of tail."""
+    header, body = agreed()
+    assert header.outer is not None
+    outer = replace(header.outer, share=0.375, buffer=8)
+    roster = Roster(
+        (
+            replace(entry("Akureyri", Verdict.COUNTED), age=14),
+            replace(entry("oslo", Verdict.LATE), window=17),
+            replace(
+                entry("tokyo-1", Verdict.COUNTED), age=1, window=2**32 - 1, spans=b"\1"
+            ),
+            replace(entry("ålesund", Verdict.COUNTED), spans=bytes(4096)),
+        )
+    )
+    return with_body(replace(header, outer=outer, roster=roster), body), body
+
+
 def state() -> tuple[Header, Body]:
     """Return a state with Adam's two moments, 77 elements each."""
     anchor, first = values(77), values(77)[::-1].copy()
@@ -221,5 +239,6 @@ VECTORS: dict[str, Callable[[], tuple[Header, Body]]] = {
     "departing-unicode": departing,
     "agreed-three-verdicts": agreed,
     "agreed-void": void,
+    "agreed-tails": tails,
     "state-adam": state,
 }

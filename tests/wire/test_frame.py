@@ -7,6 +7,7 @@ import struct
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,8 @@ from tests.wire.test_roster import NAMES, ROSTERS, U64
 
 PAGE = Path(__file__).parents[2] / "docs" / "wire-format.md"
 FP32 = st.floats(0.0, 2.0**20, width=32).filter(lambda x: str(x) != "-0.0")
+SHARES = st.floats(2.0**-40, 1.0, width=32)
+ASYNC: dict[str, Any] = {"share": 0.5, "buffer": 4}
 NORMS = st.floats(0.0, allow_infinity=False).filter(lambda x: str(x) != "-0.0")
 CODECS = st.sampled_from(["fp32", "bf16", "int8", "e3m0", "topk-2bit"])
 
@@ -84,6 +87,8 @@ def agreed_frames(draw: st.DrawFn) -> Header:
     """Draw a sealed agreed frame, void when nobody counted."""
     roster = draw(ROSTERS)
     optimizer = draw(st.sampled_from(["nesterov", "heavy_ball", "sgd", "adam"]))
+    is_async = bool(roster.counted) and optimizer in ("nesterov", "sgd")
+    buffer = draw(st.integers(0, 2**16)) if is_async else 0
     return sealed(
         an_agreed(
             codec=draw(CODECS),
@@ -92,6 +97,8 @@ def agreed_frames(draw: st.DrawFn) -> Header:
                 optimizer=optimizer,
                 lr=draw(FP32),
                 momentum=0.0 if optimizer == "sgd" else draw(FP32),
+                share=draw(SHARES) if buffer else 0.0,
+                buffer=buffer,
             ),
             roster=roster,
         )
@@ -207,6 +214,18 @@ def test_a_wrong_update_cannot_be_built(
         ({"refused": "norm"}, "progress and refused must be empty in the agreed"),
         ({"elements": 0}, "elements=0 with 1 counted islands"),
         ({"roster": Roster(())}, "elements=5 with 0 counted islands"),
+        (
+            {"outer": OuterValues(**ASYNC, optimizer="adam", lr=1.0, momentum=0.5)},
+            "buffer=4 must be 0 with adam",
+        ),
+        (
+            {
+                "outer": replace(NESTEROV, **ASYNC),
+                "elements": 0,
+                "roster": Roster(()),
+            },
+            "buffer=4 must be 0 in a void round, which has no mean",
+        ),
     ],
 )
 def test_a_wrong_agreed_frame_cannot_be_built(
@@ -222,6 +241,7 @@ def test_a_wrong_agreed_frame_cannot_be_built(
     [
         ({"roster": Roster(())}, "the state frame must carry no roster"),
         ({"outer": None}, "the state frame must carry its outer values"),
+        ({"outer": replace(NESTEROV, **ASYNC)}, "buffer=4 must be 0 in the state"),
         ({"codec": "bf16"}, "codec='bf16' must be 'fp32' in the state frame"),
         ({"elements": 0}, "elements=0 must be a positive multiple of 2"),
         ({"incarnation": 1}, "incarnation=1 must be 0 without an island"),
@@ -249,6 +269,11 @@ def test_a_wrong_state_cannot_be_built(
         ({"momentum": float("nan")}, "momentum=nan must be finite"),
         ({"count": -1}, "count=-1 must be from 0"),
         ({"optimizer": "sgd"}, "momentum=0.875 must be 0 with sgd"),
+        ({"buffer": 65537, "share": 1.0}, "buffer=65537 must be from 0 to 65536"),
+        ({"buffer": 1, "share": 1.5}, "share=1.5 must be from 0 to 1 and exact in"),
+        ({"buffer": 1, "share": 0.1}, "share=0.1 must be from 0 to 1 and exact in"),
+        ({"buffer": 1}, "share=0.0 with buffer=1: both are 0 in a synchronous run"),
+        ({"share": 0.5}, "share=0.5 with buffer=0: both are 0 in a synchronous run"),
     ],
 )
 def test_wrong_outer_values_cannot_be_built(

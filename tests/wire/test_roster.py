@@ -15,6 +15,7 @@ from atoll.wire.roster import (
     RosterEntry,
     Verdict,
     pack_roster,
+    roster_bytes,
     unpack_roster,
 )
 from tests.wire.samples import an_entry
@@ -33,6 +34,7 @@ NAMES = st.text(
     max_size=20,
 ).filter(lambda name: "/" not in name and name not in (".", ".."))
 U64 = st.integers(0, 2**64 - 1)
+U32 = st.integers(0, 2**32 - 1)
 
 
 @st.composite
@@ -49,6 +51,9 @@ def entries(draw: st.DrawFn) -> RosterEntry:
         reason="norm" if verdict is Verdict.REFUSED else "",
         inner_steps=draw(U64),
         tokens=draw(U64),
+        age=draw(U32),
+        window=draw(U32),
+        spans=draw(st.binary(max_size=40)),
     )
 
 
@@ -102,6 +107,9 @@ def test_counted_lists_only_what_is_in_the_mean() -> None:
         ({"tokens": -1}, "tokens=-1 of roster entry 'tokyo-1' must be from 0"),
         ({"weight": 0}, "verdict counted of roster entry 'tokyo-1' needs a digest"),
         ({"digest": b""}, "verdict counted of roster entry 'tokyo-1' needs a digest"),
+        ({"age": 2**32}, "age=4294967296 of roster entry 'tokyo-1' must be from 0"),
+        ({"window": -1}, "window=-1 of roster entry 'tokyo-1' must be from 0 to"),
+        ({"spans": bytes(4097)}, "spans of roster entry .* have 4097 bytes, above"),
         ({"verdict": Verdict.REFUSED}, "verdict refused .* must come with a reason"),
     ],
 )
@@ -151,7 +159,9 @@ def test_a_roster_out_of_order_is_corrupt() -> None:
     ("at", "value", "message"),
     [
         (32, 4, "verdict 4 is not one of 1 to 3"),
-        (35, 1, "reserved bytes at 4 of a roster are not zero"),
+        (35, 8, "tails=8 at 4 of a roster must be from 0 to 7"),
+        (35, 1, "a roster of 83 bytes ends before byte 87"),
+        (35, 4, "a roster of 83 bytes ends before byte 85"),
         (38, 1, "reserved bytes at 4 of a roster are not zero"),
         (40, 0xFF, "island is not UTF-8 at its byte 0"),
         (34, 31, "digest of roster entry 'tokyo-1' has 31 bytes"),
@@ -164,6 +174,34 @@ def test_a_wrong_entry_in_bytes_is_corrupt(at: int, value: int, message: str) ->
     data[4 + at] = value
     with pytest.raises(CorruptError, match=message):
         unpack_roster(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("tail", "more", "message"),
+    [
+        (struct.pack("<I", 0), 1, "age at 83 of a roster is 0, and must not be"),
+        (struct.pack("<I", 0), 2, "window at 83 of a roster is 0, and must not be"),
+        (struct.pack("<H", 0), 4, "spans at 83 of a roster is 0, and must not be"),
+        (struct.pack("<H", 3) + b"ab", 4, "of 87 bytes ends before byte 88"),
+        (struct.pack("<H4097s", 4097, b""), 4, "have 4097 bytes, above 4096"),
+    ],
+)
+def test_a_wrong_tail_is_corrupt(tail: bytes, more: int, message: str) -> None:
+    """A tail is written only with a value, and lies within its bounds."""
+    data = bytearray(pack_roster(Roster((an_entry(),)))) + tail
+    data[4 + 35] = more
+    with pytest.raises(CorruptError, match=message):
+        unpack_roster(bytes(data))
+
+
+def test_an_entry_without_tails_keeps_its_bytes() -> None:
+    """Each tail adds its own bytes, and an entry with none has 40 and its texts."""
+    plain = len(pack_roster(Roster((an_entry(),))))
+    # 4 bytes each for age and window, 2 + 3 for the spans.
+    roster = Roster((an_entry(age=1, window=7, spans=b"abc"),))
+
+    assert plain == 83
+    assert len(pack_roster(roster)) == plain + 4 + 4 + 5 == roster_bytes(roster)
 
 
 def test_nothing_follows_the_last_entry() -> None:

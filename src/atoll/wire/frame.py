@@ -103,15 +103,16 @@ class FixedFields(NamedTuple):
     momentum: float
     outer_steps: int
     roster_bytes: int
-    reserved_too: bytes
+    share: float
+    buffer: int
+    reserved_too: int
 
 
 PREFIX = Struct("<4sHBBIIQ")
-FIXED = Struct("<QIIQQQ16sQQdQQBBBBHHffQI12s")
+FIXED = Struct("<QIIQQQ16sQQdQQBBBBHHffQIfII")
 
 PREFIX_BYTES = PREFIX.size
 FIXED_BYTES = PREFIX.size + FIXED.size
-NO_RESERVED = bytes(12)
 
 
 _UPDATE_TAG = b"atoll update v1\0"
@@ -298,7 +299,7 @@ def _update_digest(header: Header) -> bytes:
 _KINDS = frozenset(FrameKind)
 _OPTIMIZER_CODE = {"nesterov": 1, "heavy_ball": 2, "sgd": 3, "adam": 4}
 _OPTIMIZER_OF = {code: name for name, code in _OPTIMIZER_CODE.items()}
-_OUTER = Struct("<ffQ")
+_OUTER = Struct("<ffQfI")
 _SAME_RELEASE = "Use the same release of Atoll as the run."
 
 
@@ -423,14 +424,16 @@ def _fixed_of(header: Header, parts: tuple[bytes, ...]) -> FixedFields:
         momentum=outer.momentum if outer else 0.0,
         outer_steps=outer.count if outer else 0,
         roster_bytes=roster_bytes,
-        reserved_too=NO_RESERVED,
+        share=outer.share if outer else 0.0,
+        buffer=outer.buffer if outer else 0,
+        reserved_too=0,
     )
 
 
 def _judge_sizes(prefix: FramePrefix, fixed: FixedFields) -> None:
-    if fixed.reserved or fixed.reserved_too != NO_RESERVED:
+    if fixed.reserved or fixed.reserved_too:
         raise CorruptError(
-            f"reserved bytes 123 or 148 to 159 are not zero. {FETCH_AGAIN}"
+            f"reserved bytes 123 or 156 to 159 are not zero. {FETCH_AGAIN}"
         )
     if fixed.pieces != piece_count(fixed.elements):
         raise CorruptError(
@@ -471,6 +474,8 @@ def _outer_values(fixed: FixedFields) -> OuterValues | None:
             lr=fixed.lr,
             momentum=fixed.momentum,
             count=fixed.outer_steps,
+            share=fixed.share,
+            buffer=fixed.buffer,
         )
     if fixed.optimizer:
         raise CorruptError(
@@ -478,11 +483,13 @@ def _outer_values(fixed: FixedFields) -> OuterValues | None:
             f"{len(_OPTIMIZER_OF)}. {_SAME_RELEASE}"
         )
     # By their bytes, because -0.0 equals 0 and would be a second encoding of it.
-    if _OUTER.pack(fixed.lr, fixed.momentum, fixed.outer_steps) != bytes(_OUTER.size):
+    values = (fixed.lr, fixed.momentum, fixed.outer_steps, fixed.share, fixed.buffer)
+    if _OUTER.pack(*values) != bytes(_OUTER.size):
         raise CorruptError(
-            f"lr={fixed.lr}, momentum={fixed.momentum} and "
-            f"outer_steps={fixed.outer_steps} must be 0 in a frame without outer "
-            f"values. {FETCH_AGAIN}"
+            f"lr={fixed.lr}, momentum={fixed.momentum}, "
+            f"outer_steps={fixed.outer_steps}, share={fixed.share} and "
+            f"buffer={fixed.buffer} must be 0 in a frame without outer values. "
+            f"{FETCH_AGAIN}"
         )
     return None
 

@@ -20,6 +20,7 @@ from atoll.wire.roster import DIGEST_BYTES, U64_MAX, Roster, name_fault, reason_
 
 MAX_CURSOR_BYTES = 4096
 MAX_FRAGMENT = 2**32 - 1
+MAX_BUFFER = 2**16
 BASE_BYTES = 16
 
 MOMENTS = {"nesterov": 1, "heavy_ball": 1, "sgd": 0, "adam": 2}
@@ -63,12 +64,26 @@ class TrainingProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class OuterValues:
-    """The outer step's values, exact in fp32; `count` is how many a state has seen."""
+    """The outer step's values, exact in fp32; `count` is how many a state has seen.
+
+    In an asynchronous nesterov run, `count` is the number of updates that counted since
+    the velocity last moved.
+    """
 
     optimizer: str
     lr: float
     momentum: float
     count: int = 0
+    share: float = 0.0
+    """In an agreed frame of an asynchronous run: the factor of the mean."""
+
+    buffer: int = 0
+    """In such a frame: how many updates make one outer step. 0: a synchronous run."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of the mean: 1 in a synchronous run."""
+        return self.share if self.buffer else 1.0
 
     def __post_init__(self) -> None:
         if self.optimizer not in MOMENTS:
@@ -85,6 +100,20 @@ class OuterValues:
             raise UsageError(f"momentum={self.momentum} must be 0 with sgd.")
         if not 0 <= self.count <= U64_MAX:
             raise UsageError(f"count={self.count} must be from 0 to {U64_MAX}.")
+        self._require_share()
+
+    def _require_share(self) -> None:
+        if not 0 <= self.buffer <= MAX_BUFFER:
+            raise UsageError(f"buffer={self.buffer} must be from 0 to {MAX_BUFFER}.")
+        if not (_is_measure(self.share) and _is_fp32(self.share) and self.share <= 1.0):
+            raise UsageError(
+                f"share={self.share!r} must be from 0 to 1 and exact in fp32."
+            )
+        if bool(self.share) != bool(self.buffer):
+            raise UsageError(
+                f"share={self.share} with buffer={self.buffer}: both are 0 in a "
+                "synchronous run, and neither is in an asynchronous one."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +277,16 @@ def _agreed_fault(header: Header) -> str | None:
         )
     if header.outer is not None and header.outer.count:
         return f"count={header.outer.count} must be 0 in the agreed frame"
+    if header.outer is not None and header.outer.buffer:
+        return _buffer_fault(header, header.outer)
+    return None
+
+
+def _buffer_fault(header: Header, outer: OuterValues) -> str | None:
+    if outer.optimizer not in ("nesterov", "sgd"):
+        return f"buffer={outer.buffer} must be 0 with {outer.optimizer}"
+    if not header.elements:
+        return f"buffer={outer.buffer} must be 0 in a void round, which has no mean"
     return None
 
 
@@ -259,6 +298,8 @@ def _state_fault(header: Header) -> str | None:
     if header.codec != "fp32":
         return f"codec={header.codec!r} must be 'fp32' in the state frame"
     if header.outer is not None:
+        if header.outer.buffer:
+            return f"buffer={header.outer.buffer} must be 0 in the state frame"
         arrays = 1 + MOMENTS[header.outer.optimizer]
         if not header.elements or header.elements % arrays:
             return (

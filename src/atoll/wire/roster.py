@@ -108,6 +108,14 @@ U64_MAX = 2**64 - 1
 _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<QQQQBBBBHH")
 
+MAX_SPANS_BYTES = 4096
+_U32_MAX = 2**32 - 1
+
+# Tails of an entry, in this order, each only if its bit is in the entry's `tails`.
+_AGE, _WINDOW, _SPANS = 1, 2, 4
+_U32 = struct.Struct("<I")
+_U16 = struct.Struct("<H")
+
 
 class Verdict(StrEnum):
     """The result of a round for an island's work."""
@@ -137,6 +145,14 @@ class RosterEntry:
 
     inner_steps: int = 0
     tokens: int = 0
+    age: int = 0
+    """Rounds between the one it was sealed for and this one; in asynchronous runs."""
+
+    window: int = 0
+    """Inner steps per window of this island from now on; 0: `sync_every`."""
+
+    spans: bytes = b""
+    """The rows of the run's data that are in the update."""
 
     def __post_init__(self) -> None:
         if fault := _entry_fault(self):
@@ -199,21 +215,41 @@ def _packed(roster: Roster) -> bytes:
                 _CODE_OF[entry.verdict],
                 len(island),
                 len(entry.digest),
-                0,
+                _flags(entry),
                 len(reason),
                 0,
             )
         )
-        parts += (island, entry.digest, reason)
+        parts += (island, entry.digest, reason, *_tails(entry))
     return b"".join(parts)
+
+
+def _flags(entry: RosterEntry) -> int:
+    return (
+        (_AGE if entry.age else 0)
+        | (_WINDOW if entry.window else 0)
+        | (_SPANS if entry.spans else 0)
+    )
+
+
+def _tails(entry: RosterEntry) -> list[bytes]:
+    tails = [_U32.pack(number) for number in (entry.age, entry.window) if number]
+    if entry.spans:
+        tails += [_U16.pack(len(entry.spans)), entry.spans]
+    return tails
 
 
 def roster_bytes(roster: Roster) -> int:
     """Return how many bytes `pack_roster` gives."""
-    return _COUNT.size + sum(
-        _ENTRY.size + len(e.island.encode()) + len(e.digest) + len(e.reason.encode())
-        for e in roster.entries
-    )
+    return _COUNT.size + sum(_entry_bytes(entry) for entry in roster.entries)
+
+
+def _entry_bytes(entry: RosterEntry) -> int:
+    texts = len(entry.island.encode()) + len(entry.reason.encode())
+    tails = _U32.size * (bool(entry.age) + bool(entry.window))
+    if entry.spans:
+        tails += _U16.size + len(entry.spans)
+    return _ENTRY.size + texts + len(entry.digest) + tails
 
 
 def unpack_roster(data: bytes) -> Roster:
@@ -254,10 +290,14 @@ def _unpack_entry(data: bytes, offset: int) -> tuple[RosterEntry, int]:
     (incarnation, weight, inner_steps, tokens, code, *sizes) = _ENTRY.unpack_from(
         data, offset
     )
-    island_bytes, digest_bytes, reserved, reason_bytes, reserved_too = sizes
-    if reserved or reserved_too:
+    island_bytes, digest_bytes, tails, reason_bytes, reserved = sizes
+    if reserved:
         raise CorruptError(
             f"reserved bytes at {offset} of a roster are not zero. {FETCH_AGAIN}"
+        )
+    if tails > _AGE | _WINDOW | _SPANS:
+        raise CorruptError(
+            f"tails={tails} at {offset} of a roster must be from 0 to 7. {FETCH_AGAIN}"
         )
     if code not in _VERDICT_OF:
         raise CorruptError(f"verdict {code} is not one of 1 to 3. {FETCH_AGAIN}")
@@ -267,6 +307,7 @@ def _unpack_entry(data: bytes, offset: int) -> tuple[RosterEntry, int]:
     end = last + reason_bytes
     if len(data) < end:
         raise _too_short(data, end)
+    (age, window, spans), tails_end = _unpack_tails(data, end, tails)
     entry = RosterEntry(
         island=decode_text(data[start:middle], field="island"),
         incarnation=incarnation,
@@ -276,8 +317,46 @@ def _unpack_entry(data: bytes, offset: int) -> tuple[RosterEntry, int]:
         reason=decode_text(data[last:end], field="reason"),
         inner_steps=inner_steps,
         tokens=tokens,
+        age=age,
+        window=window,
+        spans=spans,
     )
-    return entry, end
+    return entry, tails_end
+
+
+def _unpack_tails(
+    data: bytes, offset: int, flags: int
+) -> tuple[tuple[int, int, bytes], int]:
+    """Return age, window and spans, and where they end; a flagged one has a value."""
+    numbers = []
+    for flag, field in ((_AGE, "age"), (_WINDOW, "window")):
+        number = 0
+        if flags & flag:
+            number, offset = _unpack_tail(data, offset, _U32, field)
+        numbers.append(number)
+    spans = b""
+    if flags & _SPANS:
+        size, offset = _unpack_tail(data, offset, _U16, "spans")
+        if len(data) < offset + size:
+            raise _too_short(data, offset + size)
+        spans, offset = data[offset : offset + size], offset + size
+    age, window = numbers
+    return (age, window, spans), offset
+
+
+def _unpack_tail(
+    data: bytes, offset: int, form: struct.Struct, field: str
+) -> tuple[int, int]:
+    end = offset + form.size
+    if len(data) < end:
+        raise _too_short(data, end)
+    (number,) = form.unpack_from(data, offset)
+    if not number:
+        raise CorruptError(
+            f"{field} at {offset} of a roster is 0, and must not be written then. "
+            f"{FETCH_AGAIN}"
+        )
+    return int(number), end
 
 
 def _too_short(data: bytes, needed: int) -> CorruptError:
@@ -296,6 +375,13 @@ def _entry_fault(entry: RosterEntry) -> str | None:
         value = getattr(entry, field)
         if not 0 <= value <= U64_MAX:
             return f"{field}={value} {_of(entry)} must be from 0 to {U64_MAX}"
+    for field in ("age", "window"):
+        value = getattr(entry, field)
+        if not 0 <= value <= _U32_MAX:
+            return f"{field}={value} {_of(entry)} must be from 0 to {_U32_MAX}"
+    if len(entry.spans) > MAX_SPANS_BYTES:
+        size = len(entry.spans)
+        return f"spans {_of(entry)} have {size} bytes, above {MAX_SPANS_BYTES}"
     if len(entry.digest) not in (0, DIGEST_BYTES):
         size = len(entry.digest)
         return f"digest {_of(entry)} has {size} bytes; it must have 0 or 32"

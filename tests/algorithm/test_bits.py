@@ -49,7 +49,7 @@ others = pytest.mark.parametrize(
     ],
 )
 
-LR, MOMENTUM = fp32(0.7), fp32(0.9)
+LR, MOMENTUM, SHARE = fp32(0.7), fp32(0.9), fp32(1 / 3)
 
 
 def adversarial() -> F32:
@@ -85,8 +85,10 @@ def heavy_ball(x: Arrays, at: Library) -> Arrays:
 
 
 def sgd(x: Arrays, at: Library) -> Arrays:
-    """Step and apply."""
-    return [outer.apply(x[1], outer.sgd(x[0], lr=LR))]
+    """Step and apply, once by the whole mean and once by a share of it."""
+    return [
+        outer.apply(x[1], outer.sgd(x[0], lr=LR, share=share)) for share in (1.0, SHARE)
+    ]
 
 
 def adam(x: Arrays, at: Library) -> Arrays:
@@ -99,15 +101,22 @@ def adam(x: Arrays, at: Library) -> Arrays:
 
 
 def delayed_nesterov(x: Arrays, at: Library) -> Arrays:
-    """Take the two arrivals that fill a buffer of three."""
-    delay = outer.Delay(buffer=3, activation=fp32(0.1))
-    change, velocity, pending = outer.delayed_nesterov(
-        x[0], x[1], x[2], arrival=4, delay=delay, lr=LR, momentum=MOMENTUM
-    )
-    last = outer.delayed_nesterov(
-        x[3], velocity, pending, arrival=5, delay=delay, lr=LR, momentum=MOMENTUM
-    )
-    return [change, *last]
+    """Take the three rounds that fill a buffer; the middle one is neither end."""
+    velocity, results = x[1], []
+    for mean, (is_first, is_last) in zip(
+        (x[0], x[2], x[3]), ((True, False), (False, False), (False, True)), strict=True
+    ):
+        change, velocity = outer.delayed_nesterov(
+            mean,
+            velocity,
+            lr=LR,
+            momentum=MOMENTUM,
+            share=SHARE,
+            is_first=is_first,
+            is_last=is_last,
+        )
+        results += [change, velocity]
+    return results
 
 
 def seal(x: Arrays, at: Library) -> Arrays:
@@ -209,7 +218,9 @@ def test_flush_to_zero_changes_nothing(
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("operation", ["nesterov", "heavy_ball", "sgd"])
+@pytest.mark.parametrize(
+    "operation", ["nesterov", "heavy_ball", "sgd", "delayed_nesterov"]
+)
 def test_compiled_steps_give_equal_bits(operation: str) -> None:
     """Compiled as one program, where a sum could swallow a product, bits are equal."""
     jax = pytest.importorskip("jax")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +11,7 @@ from atoll.algorithm import outer
 from atoll.algorithm.arithmetic import fp32
 from atoll.algorithm.merge import mean
 from atoll.errors import UsageError
-from tests.algorithm.vectors import array, eighths, equal
+from tests.algorithm.vectors import F32, array, eighths, equal
 
 vectors = st.lists(eighths, min_size=3, max_size=3)
 
@@ -109,97 +107,107 @@ def test_nesterov_on_a_quadratic_contracts_as_its_matrix(
     assert max(abs(np.linalg.eigvals(matrix))) == pytest.approx(radius, abs=6e-4)
 
 
-@given(vectors, vectors, st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(0, 9))
-def test_a_buffer_of_one_is_nesterov(
-    drift: list[float], velocity: list[float], activation: float, arrival: int
+shares = st.sampled_from([1.0, 0.75, 0.25, 2.0**-36])
+
+
+@given(vectors, vectors)
+def test_a_round_that_fills_the_buffer_alone_is_nesterov(
+    drift: list[float], velocity: list[float]
 ) -> None:
-    """Delayed Nesterov with one arrival per step is Nesterov, to the bit, for any c."""
-    # share = 1 - 0 c = 1, D/1 = D, S/1 = D; the same products and sums remain.
+    """With share 1, first and last, delayed Nesterov is Nesterov, to the bit."""
     scalars = {"lr": fp32(0.7), "momentum": fp32(0.9)}
-    delay = outer.Delay(buffer=1, activation=activation)
-    change, moved, pending = outer.delayed_nesterov(
+    delayed = outer.delayed_nesterov(
         array(*drift),
         array(*velocity),
-        array(0, 0, 0),
-        arrival=arrival,
-        delay=delay,
+        share=1.0,
+        is_first=True,
+        is_last=True,
         **scalars,
     )
-    expected, expected_velocity = outer.nesterov(
-        array(*drift), array(*velocity), **scalars
-    )
+    plain = outer.nesterov(array(*drift), array(*velocity), **scalars)
 
-    assert equal(change, expected)
-    assert equal(moved, expected_velocity)
-    assert equal(pending, array(0, 0, 0))
+    assert all(map(equal, delayed, plain))
 
 
-@given(st.lists(eighths, min_size=4, max_size=4), eighths, eighths)
-def test_a_full_buffer_is_one_step_on_the_mean(
-    drifts: list[float], anchor: float, velocity: float
-) -> None:
-    """With c = 0, four arrivals move the anchor as one Nesterov step on their mean."""
-    # N - 1 times -eta D_t/N, then -eta (D_N/N + mu b): -eta (mean + mu b). All dyadic.
-    x, v, pending = array(anchor), array(velocity), array(0)
-    for arrival, drift in enumerate(drifts):
-        change, v, pending = outer.delayed_nesterov(
-            array(drift),
+def after_buffer(
+    drifts: list[float], sizes: list[int], anchor: float, velocity: float
+) -> tuple[F32, F32]:
+    """Return anchor and velocity after rounds that hold `sizes` of the updates."""
+    x, v = array(anchor), array(velocity)
+    first = 0
+    for size in sizes:
+        members = [array(drift) for drift in drifts[first : first + size]]
+        change, v = outer.delayed_nesterov(
+            mean(members),
             v,
-            pending,
-            arrival=arrival,
-            delay=outer.Delay(buffer=4),
             lr=0.5,
             momentum=0.5,
+            share=size / len(drifts),
+            is_first=first == 0,
+            is_last=first + size == len(drifts),
         )
-        x = outer.apply(x, change)
-    change, once = outer.nesterov(
-        mean([array(d) for d in drifts]), array(velocity), lr=0.5, momentum=0.5
+        x, first = outer.apply(x, change), first + size
+    return x, v
+
+
+@given(
+    st.lists(eighths, min_size=4, max_size=4),
+    st.sampled_from([[1, 1, 1, 1], [2, 2], [1, 2, 1], [2, 1, 1], [1, 1, 2], [4]]),
+    eighths,
+    eighths,
+)
+def test_a_full_buffer_is_one_step_on_the_mean(
+    drifts: list[float], sizes: list[int], anchor: float, velocity: float
+) -> None:
+    """However rounds group four updates, they move as one step on their mean."""
+    # A round of k of N updates adds (k/N) mean_k = (sum of its D) / N to the velocity.
+    # -eta (sum of all x) - eta mu b with b = mu b_old + mean: one Nesterov step. Every
+    # number is a multiple of 2**-8 below 2**10, hence exact.
+    moved, once = after_buffer(drifts, sizes, anchor, velocity)
+    change, expected = outer.nesterov(
+        mean([array(drift) for drift in drifts]),
+        array(velocity),
+        lr=0.5,
+        momentum=0.5,
     )
 
-    assert equal(v, once)
-    assert equal(x, outer.apply(array(anchor), change))
+    assert equal(once, expected)
+    assert equal(moved, outer.apply(array(anchor), change))
 
 
-@given(st.lists(eighths, min_size=4, max_size=4), eighths)
-def test_activation_spreads_the_momentum_step(
-    drifts: list[float], velocity: float
-) -> None:
-    """The momentum part of a buffer is mu ((N-1) c b_old + (1 - (N-1) c) b_new)."""
-    # N 4, c 1/8, mu 0.5, eta 1: the rest of the displacement is the mean.
-    x, v, pending = array(0), array(velocity), array(0)
-    for arrival, drift in enumerate(drifts):
-        change, v, pending = outer.delayed_nesterov(
-            array(drift),
-            v,
-            pending,
-            arrival=arrival,
-            delay=outer.Delay(buffer=4, activation=0.125),
-            lr=1.0,
-            momentum=0.5,
+def test_four_updates_worked_out_by_hand() -> None:
+    """Updates 1, 2, 3, 4 in a buffer of 4, lr and momentum 0.5, end where they must."""
+    # b 0.25, 0.75, 1.5, 2.5; change -0.125, -0.25, -0.375, -(1 + 2.5/2)/2 = -1.125.
+    # The mean is 2.5: b = 2.5, change -(2.5 + 1.25)/2 = -1.875 in one step.
+    anchor, velocity = after_buffer([1.0, 2.0, 3.0, 4.0], [1, 1, 1, 1], 0.0, 0.0)
+
+    assert velocity.item() == 2.5
+    assert anchor.item() == -1.875
+
+
+def test_buffers_on_a_constant_drift_in_closed_form() -> None:
+    """The k-th full buffer of a steady drift moves as the k-th Nesterov step."""
+    # lr d (1 + mu (1 - mu**k) / (1 - mu)) with lr 0.5, d 8, mu 0.5: 8 - 4 / 2**k.
+    anchor, velocity = array(0), array(0)
+    for k in range(1, 12):
+        start = anchor
+        anchor, velocity = after_buffer(
+            [8.0, 8.0], [1, 1], anchor.item(), velocity.item()
         )
-        x = outer.apply(x, change)
-    average = sum(drifts) / 4
-    moved = 0.5 * velocity + average
-
-    assert v.item() == moved
-    assert x.item() == -(average + 0.5 * (0.375 * velocity + 0.625 * moved))
+        assert (anchor - start).item() == -(8 - 4 / 2**k)
 
 
-@pytest.mark.parametrize(
-    ("buffer", "activation", "message"),
-    [
-        (0, 0.0, "buffer=0 must be at least 1"),
-        (4, 0.3, "activation=0.3 must lie between 0 and 1/buffer=0.25"),
-        (4, -0.1, "activation=-0.1"),
-        (4, math.nan, "activation=nan"),
-    ],
-)
-def test_an_impossible_delay_is_an_error(
-    buffer: int, activation: float, message: str
-) -> None:
-    """Momentum is spread over one arrival or more, and at most once."""
-    with pytest.raises(UsageError, match=message):
-        outer.Delay(buffer=buffer, activation=activation)
+@given(vectors, shares)
+def test_sgd_moves_by_its_share_of_the_mean(drift: list[float], share: float) -> None:
+    """Plain descent multiplies the mean by its share, and by nothing if that is 1."""
+    # eighths times a multiple of 1/4 or a power of two: exact in fp32.
+    change = outer.sgd(array(*drift), lr=0.5, share=share)
+
+    assert change.tolist() == [-0.5 * share * d for d in drift]
+    assert equal(
+        outer.sgd(array(*drift), lr=fp32(0.7), share=1.0),
+        outer.sgd(array(*drift), lr=fp32(0.7)),
+    )
 
 
 @given(vectors, vectors, vectors, vectors)

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.algorithm.pace import LAST, MIN_ARRIVALS, Arrivals, deadline_s, dynamic_steps
+from atoll.algorithm.arithmetic import fp32
+from atoll.algorithm.pace import (
+    FULL_FACTOR,
+    LAST,
+    MAX_WEIGHT,
+    MIN_ARRIVALS,
+    Arrivals,
+    aged_weight,
+    buffer_share,
+    deadline_s,
+    dynamic_steps,
+    factor,
+)
 from atoll.errors import UsageError
 
 seconds = st.floats(0.0, 1e6)
@@ -159,3 +172,81 @@ def test_an_impossible_speed_is_an_error(wrong: float) -> None:
 def test_nobody_needs_no_steps() -> None:
     """Without islands there is nothing to say."""
     assert dynamic_steps({}, sync_every=10) == {}
+
+
+KINDS = ("none", "inverse", "inverse_root", "exponential")
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@kinds
+@given(age=st.integers(0, 2**32 - 1))
+def test_a_factor_falls_with_age_and_never_to_zero(kind: str, age: int) -> None:
+    """Every kind gives a fresh update the factor 1, an older one at most a newer's."""
+    assert factor(kind, 0) == FULL_FACTOR
+    assert 1 <= factor(kind, age + 1) <= factor(kind, age) <= FULL_FACTOR
+
+
+@pytest.mark.parametrize(
+    ("kind", "age", "expected"),
+    [
+        ("none", 2**32 - 1, 1048576),
+        ("inverse", 2, 349525),  # 1048576 / 3 = 349525.3
+        ("inverse", 2**20, 1),  # 1048576 / 1048577 is below 1
+        ("inverse_root", 1, 741455),  # 1048576 / sqrt(2) = 741455.2
+        ("inverse_root", 3, 524288),  # half
+        ("exponential", 20, 1),
+        ("exponential", 21, 1),  # 2**20 >> 21 is 0, and a weight is at least 1
+        ("exponential", 2**32 - 1, 1),
+    ],
+)
+def test_factors_worked_out_by_hand(kind: str, age: int, expected: int) -> None:
+    """Factors are whole numbers of 2**-20, rounded down, at least one of them."""
+    assert factor(kind, age) == expected
+
+
+def test_a_negative_age_is_an_error() -> None:
+    """No update counts in a round before the one it was sealed for."""
+    with pytest.raises(UsageError, match="age=-1 must be at least 0"):
+        factor("inverse", -1)
+
+
+@kinds
+@given(age=st.integers(0, 100), weight=st.integers(1, 2**64 - 1))
+def test_an_aged_weight_can_be_listed(kind: str, age: int, weight: int) -> None:
+    """A weight times its factor is exact, at least 1, and fits a roster."""
+    aged = aged_weight(weight, age, kind=kind)
+
+    assert 1 <= aged <= MAX_WEIGHT
+    if kind == "none":
+        assert aged == weight
+    elif weight < 2**44:
+        assert aged == weight * factor(kind, age)
+
+
+@kinds
+@given(
+    ages=st.lists(st.integers(0, 50), min_size=1, max_size=20),
+    buffer=st.integers(1, 65536),
+)
+def test_a_share_is_the_part_of_the_buffer(
+    kind: str, ages: list[int], buffer: int
+) -> None:
+    """The share is that of the exact factors, rounded to fp32 once, at most 1."""
+    filled = Fraction(sum(factor(kind, age) for age in ages), FULL_FACTOR)
+    share = buffer_share(ages, kind=kind, buffer=buffer)
+
+    assert 0.0 < share <= 1.0
+    assert share == fp32(float(min(Fraction(1), filled / buffer)))
+
+
+@given(ages=st.lists(st.integers(0, 50), min_size=1, max_size=20))
+def test_a_buffer_of_one_is_filled_by_any_fresh_round(ages: list[int]) -> None:
+    """With staleness none and a buffer of 1 the share is 1, whoever counted."""
+    assert buffer_share(ages, kind="none", buffer=1) == 1.0
+
+
+@pytest.mark.parametrize(("ages", "buffer"), [([], 4), ([0], 0)])
+def test_a_share_of_nothing_is_an_error(ages: list[int], buffer: int) -> None:
+    """A void round has no share, and a buffer holds one update or more."""
+    with pytest.raises(UsageError, match=f"{len(ages)} updates .* buffer={buffer}"):
+        buffer_share(ages, kind="none", buffer=buffer)

@@ -8,7 +8,6 @@ fused kernels follow the very sequences of this file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from atoll.algorithm.arithmetic import A, divide, flush, fp32, power
@@ -22,10 +21,15 @@ mean is then at most 2^51, even after a lossy codec. Momentum is at most 1 - 2^-
 velocity stays below 2^51 * 2^26 = 2^77, and with an outer learning rate of at most
 2^20, as settings demand, a change stays below 2^98. The largest finite fp32 has an ulp
 of 2^104, so its sum with such a change is finite, and so is that of any other anchor.
+
+In an asynchronous run the k-th update of a buffer has at most 1 / k as its share, also
+if the buffer grows meanwhile, and a buffer has at most 2^16 updates before its last
+round. So their shares sum to less than 2^4, velocity stays below 2^81, and a change
+below 2^102, which is less than half of that ulp.
 """
 
 LARGEST_MOMENT = 2.0**102
-"""No moment of a run's own steps exceeds it: 2^77 for a velocity or Adam's first
+"""No moment of a run's own steps exceeds it: 2^81 for a velocity, 2^77 for Adam's first
 moment, and 2^102 for Adam's second moment, a mean of squares."""
 
 ADAM_BETA2 = fp32(0.99)
@@ -37,12 +41,13 @@ def apply(anchor: A, change: A) -> A:
     return flush(anchor + change)
 
 
-def sgd(mean: A, *, lr: float) -> A:
-    """Return the change of plain descent, `-lr * mean`.
+def sgd(mean: A, *, lr: float, share: float = 1.0) -> A:
+    """Return the change of plain descent, `-lr * share * mean`.
 
-    With `lr = 1` the new anchor is the mean of the islands' weights (FedAvg).
+    With `lr = 1` the new anchor is the mean of the islands' weights (FedAvg). `share`
+    is below 1 in a round that does not fill the buffer of an asynchronous run.
     """
-    return flush(flush(mean) * -lr)
+    return flush(flush(flush(mean) * share) * -lr)
 
 
 def heavy_ball(mean: A, velocity: A, *, lr: float, momentum: float) -> tuple[A, A]:
@@ -70,6 +75,45 @@ def nesterov(mean: A, velocity: A, *, lr: float, momentum: float) -> tuple[A, A]
     mean = flush(mean)
     velocity = flush(flush(velocity * momentum) + mean)
     return flush(flush(mean + flush(velocity * momentum)) * -lr), velocity
+
+
+def delayed_nesterov(
+    mean: A,
+    velocity: A,
+    *,
+    lr: float,
+    momentum: float,
+    share: float,
+    is_first: bool,
+    is_last: bool,
+) -> tuple[A, A]:
+    """Return change and velocity of a round that fills a share of a buffer.
+
+    x = share D;  b <- (mu if is_first else 1) b + x
+    change = -eta (x + (mu if is_last else 0) b)        (arXiv 2401.09135)
+
+    `is_first` and `is_last` say whether the round begins and fills a buffer of N
+    updates. N updates with shares of 1 / N move the anchor as one Nesterov step on
+    their mean. The paper keeps their sum apart until the last one. Here each is added
+    to the velocity directly, because only the last one reads the velocity. A round
+    that is both first and last, with a share of 1, is `nesterov`, to the bit.
+
+    >>> import numpy as np
+    >>> velocity = np.array([4.0], np.float32)
+    >>> for is_last in (False, True):  # a buffer of 2, means 2 and 6
+    ...     mean = np.array([6.0 if is_last else 2.0], np.float32)
+    ...     change, velocity = delayed_nesterov(
+    ...         mean, velocity, lr=0.5, momentum=0.5, share=0.5,
+    ...         is_first=not is_last, is_last=is_last,
+    ...     )
+    ...     print(velocity.tolist(), change.tolist())
+    [3.0] [-0.5]
+    [6.0] [-3.0]
+    """
+    decay, ahead = momentum if is_first else 1.0, momentum if is_last else 0.0
+    fresh = flush(flush(mean) * share)
+    velocity = flush(flush(velocity * decay) + fresh)
+    return flush(flush(fresh + flush(velocity * ahead)) * -lr), velocity
 
 
 class AdamScalars(NamedTuple):
@@ -146,62 +190,3 @@ def adam_step(
     root = flush(sqrt(divide(second, correction2)))
     ratio = flush(divide(first, correction1) / flush(root + eps))
     return flush(ratio * -lr), (first, second)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Delay:
-    """How delayed Nesterov spreads momentum over arrivals."""
-
-    buffer: int
-    """Arrivals between two moves of the velocity."""
-
-    activation: float = 0.0
-    """Share of the momentum step that each arrival takes, at most 1 / buffer."""
-
-    def __post_init__(self) -> None:
-        if self.buffer < 1:
-            raise UsageError(f"buffer={self.buffer} must be at least 1 arrival.")
-        max_activation = fp32(1.0 / self.buffer)
-        if not 0.0 <= self.activation <= max_activation:
-            raise UsageError(
-                f"activation={self.activation} must lie between 0 and "
-                f"1/buffer={max_activation}."
-            )
-
-    def share(self, *, is_last: bool) -> float:
-        """Return the part of the momentum step taken by one arrival of the buffer."""
-        if is_last:
-            return 1.0 - (self.buffer - 1) * self.activation
-        return self.activation
-
-
-def delayed_nesterov(
-    pseudo: A,
-    velocity: A,
-    pending: A,
-    *,
-    arrival: int,
-    delay: Delay,
-    lr: float,
-    momentum: float,
-) -> tuple[A, A, A]:
-    """Return change, velocity and pending sum after one asynchronous arrival.
-
-    S <- S + D;  the N-th arrival: b <- mu b + S/N, then S <- 0
-    change = -eta (D/N + share mu b)                    (arXiv 2401.09135)
-
-    share is c, and 1 - (N - 1) c for the N-th, so that the shares of a buffer sum to 1.
-    `arrival` counts from 0 over the whole run.
-    With c = 0, N arrivals from one base move the anchor as one Nesterov step on their
-    mean; with N = 1 every arrival is that step.
-    """
-    is_last = (arrival + 1) % delay.buffer == 0
-    arrivals = float(delay.buffer)
-    pseudo = flush(pseudo)
-    pending = flush(pending + pseudo)
-    if is_last:
-        velocity = flush(flush(velocity * momentum) + divide(pending, arrivals))
-        pending = flush(pending * 0.0)
-    pull = flush(velocity * fp32(delay.share(is_last=is_last) * momentum))
-    change = flush(flush(divide(pseudo, arrivals) + pull) * -lr)
-    return change, velocity, pending

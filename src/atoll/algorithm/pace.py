@@ -1,19 +1,22 @@
-"""How long an island may take: learned from its own arrivals, within bounds.
+"""How long an island may take, and how an update's age lowers its weight.
 
 An island is late beyond the median of its last arrivals plus `patience` spreads. So a
 slow, steady island is waited for and one that stopped is not, without a timeout to
-tune. All functions here are pure: the caller passes times.
+tune. In an asynchronous run no island is late: an update has an age instead, and its
+factor is a whole number, so that weights are exact. All functions here are pure: the
+caller passes times.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
+from atoll.algorithm.arithmetic import fp32
 from atoll.errors import UsageError
 
 MIN_ARRIVALS = 5
@@ -96,3 +99,58 @@ def dynamic_steps(speeds: Mapping[str, float], *, sync_every: int) -> dict[str, 
         island: max(1, math.floor(sync_every * Fraction(speed) / fastest))
         for island, speed in speeds.items()
     }
+
+
+FULL_FACTOR = 2**20
+"""The factor of an update that its age does not lower."""
+
+MAX_WEIGHT = 2**64 - 1
+"""The largest weight that a roster can hold."""
+
+_FACTORS: dict[str, Callable[[int], int]] = {
+    "none": lambda age: FULL_FACTOR,
+    "inverse": lambda age: FULL_FACTOR // (1 + age),
+    "inverse_root": lambda age: math.isqrt(FULL_FACTOR * FULL_FACTOR // (1 + age)),
+    "exponential": lambda age: FULL_FACTOR >> min(age, 63),
+}
+
+
+def factor(kind: str, age: int) -> int:
+    """Return the factor of an update of this age, in units of 1 / FULL_FACTOR.
+
+    `kind` is a value of `async.staleness`: none 1, inverse 1 / (1 + age), inverse_root
+    its square root, exponential 2**-age. A factor is at least one unit.
+
+    >>> [factor("inverse", age) / FULL_FACTOR for age in (0, 1, 3)]
+    [1.0, 0.5, 0.25]
+    """
+    if age < 0:
+        raise UsageError(f"age={age} must be at least 0 rounds.")
+    return max(1, _FACTORS[kind](age))
+
+
+def aged_weight(weight: int, age: int, *, kind: str) -> int:
+    """Return the weight of an update in a round `age` rounds after its label.
+
+    It is `weight` itself with the kind none, and weight * factor(age) with the others.
+    """
+    if kind == "none":
+        return weight
+    return min(weight * factor(kind, age), MAX_WEIGHT)
+
+
+def buffer_share(ages: Sequence[int], *, kind: str, buffer: int) -> float:
+    """Return the part of a buffer that a round's counted updates fill, at most 1.
+
+    min(1, sum_i factor(age_i) / buffer), one fp64 quotient rounded to fp32.
+
+    >>> buffer_share([0, 1], kind="inverse", buffer=4)  # (1 + 1/2) / 4
+    0.375
+    """
+    if buffer < 1 or not ages:
+        raise UsageError(
+            f"{len(ages)} updates have no share of buffer={buffer}. Both must be at "
+            "least 1."
+        )
+    filled = sum(factor(kind, age) for age in ages)
+    return fp32(min(1.0, filled / (buffer * FULL_FACTOR)))

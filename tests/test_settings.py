@@ -15,11 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll import RunSettings
+from atoll.algorithm.pace import FULL_FACTOR, factor
 from atoll.errors import AtollWarning, SettingsError, UsageError
 from atoll.settings import (
     EPOCH_KEYS,
     MAX_RUN_FILE_BYTES,
+    AsyncSection,
     OuterSection,
+    RunSection,
     SyncSection,
     WireSection,
     parse_assignment,
@@ -330,6 +333,10 @@ def test_a_wrong_type_is_named_with_value_and_what_is_needed(
         ("limits.max_body_bytes", 0, r"max_body_bytes=0 must be a whole number from 1"),
         ("limits.deadline_min_s", 0.0, r"deadline_min_s=0\.0 must be .* above 0\.0"),
         ("limits.deadline_max_s", -1, r"deadline_max_s=-1 must be .* above 0\.0"),
+        ("async.buffer", 0, r"async\.buffer=0 must be a whole number from 1 to 65536"),
+        ("async.buffer", 65_537, r"async\.buffer=65537 must be .* to 65536"),
+        ("async.grace_s", -0.5, r"grace_s=-0\.5 must be .* from 0\.0 to 86400\.0"),
+        ("async.grace_s", 86_401, r"grace_s=86401 must be .* from 0\.0 to 86400\.0"),
     ],
 )
 def test_a_value_out_of_range_is_named_with_the_range(
@@ -361,6 +368,7 @@ def test_a_number_too_long_to_print_is_named_by_its_size() -> None:
         ("outer.merge", "trim", "trimmed"),
         ("outer.weight", "token", "tokens"),
         ("sync.mode", "synch", "sync"),
+        ("async.staleness", "inverse_sqrt", "inverse_root"),
     ],
 )
 def test_an_unknown_choice_names_the_nearest_one(
@@ -378,9 +386,6 @@ def test_an_unknown_choice_names_the_nearest_one(
     [
         ("sync.mode", "async"),
         ("sync.dynamic_local_updates", True),
-        ("async.buffer", 2),
-        ("async.grace_s", 1.0),
-        ("async.staleness", "sqrt"),
         ("wire.down", "gather"),
     ],
 )
@@ -451,6 +456,129 @@ def test_settings_that_contradict_each_other_are_refused(
     """A contradiction is an error with both values and the way out."""
     with pytest.raises(SettingsError, match=message):
         RunSettings.from_dict(tables)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("async.buffer", 4), ("async.grace_s", 0.0), ("async.staleness", "inverse")],
+)
+def test_asynchronous_settings_need_asynchronous_rounds(
+    key: str, value: object
+) -> None:
+    """A key of [async] in a synchronous run is an error, never ignored."""
+    with pytest.raises(
+        SettingsError,
+        match=rf"{key}={value!r} has no effect with sync\.mode='sync'\. Remove it, or",
+    ):
+        set_to(key, value)
+
+
+def asynchronous(
+    *,
+    run: RunSection | None = None,
+    outer: OuterSection | None = None,
+    **law: Any,
+) -> RunSettings:
+    """Return the settings of an asynchronous run; `law` is its [async]."""
+    return RunSettings(
+        run=run or RunSection(),
+        sync=SyncSection(mode="async"),
+        outer=outer or OuterSection(),
+        asynchronous=AsyncSection(**law),
+    )
+
+
+def test_asynchronous_settings_nobody_touched_are_the_documented_ones() -> None:
+    """Unset, the buffer and the grace follow the run, and age lowers no weight."""
+    made = asynchronous()
+
+    assert made.sync.is_async
+    assert not RunSettings().sync.is_async
+    assert made.asynchronous == AsyncSection(
+        buffer=None, grace_s=None, staleness="none"
+    )
+
+
+def test_staleness_none_is_not_written() -> None:
+    """Settings of a run without staleness have the tables they always had."""
+    assert "async" not in RunSettings().to_dict()
+    assert "async" not in asynchronous(staleness="none").to_dict()
+    assert asynchronous(staleness="inverse").to_dict()["async"] == {
+        "staleness": "inverse"
+    }
+    assert asynchronous(staleness="none").fingerprint == asynchronous().fingerprint
+    assert asynchronous(staleness="inverse").fingerprint != asynchronous().fingerprint
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: asynchronous(outer=OuterSection(optimizer="heavy_ball")),
+            r"'heavy_ball' does not work .* defined for nesterov and sgd\. Choose one",
+        ),
+        (
+            lambda: asynchronous(outer=OuterSection(optimizer="adam", lr=0.001)),
+            r"'adam' does not work with sync\.mode='async': delayed Nesterov is",
+        ),
+        (
+            lambda: asynchronous(
+                outer=OuterSection(merge="trimmed"), staleness="inverse"
+            ),
+            r"staleness='inverse' .* a trimmed mean knows no weights\. Choose",
+        ),
+        (
+            lambda: asynchronous(run=RunSection(decay_round=3)),
+            r"decay_round=3 .* has no fixed steps\. Use run\.end_tokens and WSD\(unit=",
+        ),
+    ],
+)
+def test_settings_without_a_meaning_in_asynchronous_rounds_are_refused(
+    make: Callable[[], RunSettings], message: str
+) -> None:
+    """What delayed Nesterov and rounds without fixed steps cannot do is an error."""
+    with pytest.raises(SettingsError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: asynchronous(outer=OuterSection(optimizer="sgd"), buffer=1),
+        lambda: asynchronous(outer=OuterSection(momentum=0.5), buffer=1),
+        lambda: asynchronous(run=RunSection(quorum=2), buffer=1),
+        lambda: asynchronous(outer=OuterSection(merge="trimmed"), staleness="none"),
+        # Rounds then close when all islands are there.
+        lambda: asynchronous(grace_s=86_400),
+        lambda: asynchronous(buffer=65_536, staleness="exponential"),
+    ],
+)
+def test_asynchronous_settings_with_a_meaning_are_accepted_in_silence(
+    make: Callable[[], RunSettings],
+) -> None:
+    """The edges of the rules, and the remedies that messages advise, are accepted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        assert make().sync.is_async
+
+
+def test_momentum_on_single_updates_warns() -> None:
+    """A buffer of 1 with a quorum of 1 is warned about, at the caller's line."""
+    with pytest.warns(
+        AtollWarning,
+        match=r"buffer=1 with run\.quorum=1 and outer\.momentum=0\.9: .* 14\.6 against "
+        r"1\.98\)\. Leave async\.buffer unset",
+    ) as caught:
+        RunSettings(sync=SyncSection(mode="async"), asynchronous=AsyncSection(buffer=1))
+
+    assert [Path(warning.filename) for warning in caught] == [Path(__file__)]
+
+
+def test_the_kinds_of_staleness_are_those_of_the_algorithm() -> None:
+    """Every value of async.staleness has a factor, and an unknown one has none."""
+    for kind in ("none", "inverse", "inverse_root", "exponential"):
+        assert factor(AsyncSection(staleness=kind).staleness, 0) == FULL_FACTOR
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,18 @@ def derived(rule: JsonField[Any], default: Callable[[Any], object]) -> Any:
     return field(default=None, metadata={"rule": maybe(rule), "default": default})
 
 
+def unwritten(default: T, rule: JsonField[T]) -> T:
+    """Declare a field that is not written while it has its default.
+
+    So a run that does not use it has the same bytes as before the field existed.
+    """
+
+    def write(value: T) -> object:
+        return None if value == default else rule.write(value)
+
+    return setting(default, JsonField(write, rule.read))
+
+
 def check_fields(section: Section, table: str) -> None:
     """Check every field of `section` in order; store the values its rules return."""
     for declared in fields(section):

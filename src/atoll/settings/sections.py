@@ -36,6 +36,7 @@ _SHARE = rules.number(0.0, 1.0, is_fp32=True)
 _OUTER_LR = rules.number(0.0, 2.0**20, is_low_open=True, is_fp32=True)
 _MOMENTUM = rules.number(0.0, 1.0, is_high_open=True, is_fp32=True)
 _POSITIVE = rules.number(0.0, is_low_open=True)
+_MAX_GRACE_S = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ class RunSection:
 class SyncSection:
     """`[sync]`: when fragments are sent, and how an island adopts an outcome."""
 
-    mode: str = rules.setting("sync", rules.choice("sync", later=("async",)))
+    mode: str = rules.setting("sync", rules.choice("sync", "async"))
     """Whether a round waits for its islands or takes who arrived."""
 
     sync_every: int = rules.setting(100, rules.integer(1, _MAX_STEPS))
@@ -122,6 +123,11 @@ class SyncSection:
 
     dynamic_local_updates: bool = rules.setting(False, rules.later(False))
     """Whether slower islands make fewer inner steps per round."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether rounds take who arrived."""
+        return self.mode == "async"
 
     def __post_init__(self) -> None:
         rules.check_fields(self, "sync")
@@ -261,14 +267,20 @@ class OuterSection:
 class AsyncSection:
     """`[async]`: rounds that take who arrived."""
 
-    buffer: int | None = rules.setting(None, rules.later())
-    """Updates that make one outer step."""
+    buffer: int | None = rules.setting(None, rules.maybe(_ISLANDS))
+    """Updates between two moves of the velocity. Not set: the islands that are live
+    when a round closes."""
 
-    grace_s: float | None = rules.setting(None, rules.later())
-    """Seconds a round stays open after its first arrival."""
+    grace_s: float | None = rules.setting(
+        None, rules.maybe(rules.number(0.0, _MAX_GRACE_S))
+    )
+    """Seconds for which a round stays open after its first update. Not set: half of
+    the time that the fastest island takes for `sync.overlap_steps`."""
 
-    staleness: str | None = rules.setting(None, rules.later())
-    """How an update's age lowers its weight."""
+    staleness: str = rules.unwritten(
+        "none", rules.choice("none", "inverse", "inverse_root", "exponential")
+    )
+    """How an update's age in rounds lowers its weight."""
 
     def __post_init__(self) -> None:
         rules.check_fields(self, "async")

@@ -95,7 +95,9 @@ class Nowhere:
             self.answers = True
             self._changed.notify_all()
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
         """Return a mean of zeros that counts the update."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.answers, wait_s):

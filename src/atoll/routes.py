@@ -133,7 +133,7 @@ ROUTES = (
     _call("publish", "PUT", f"{_ROUND}/updates/{{island}}", _ALWAYS, BodyKind.FRAME),
     _call("offer", "POST", f"{_ROUND}/offers/{{island}}", _ALWAYS, BodyKind.HEADER),
     _call("agreed", "POST", f"{_ROUND}/agreed", _ALWAYS, _FRAMES, _SENDER),
-    _call("outcome", "GET", f"{_ROUND}/outcome", _WITH_BEAT, query="wait_s"),
+    _call("outcome", "GET", f"{_ROUND}/outcome", _WITH_BEAT, query="wait_s body"),
     _call("state", "GET", "/state/{fragment}", _NEVER),
     _call("constants", "GET", "/constants", _NEVER),
     _call("constant", "GET", "/constants/{digest}", _NEVER),

@@ -33,8 +33,10 @@ class OneMisfit:
         self.join, self.heartbeat = inner.join, inner.heartbeat
         self.publish, self.state, self.leave = inner.publish, inner.state, inner.leave
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
-        outcome = self._inner.outcome(fragment, round, wait_s=wait_s)
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
+        outcome = self._inner.outcome(fragment, round, wait_s=wait_s, has_body=has_body)
         if outcome is None or round != self._round:
             return outcome
         body = outcome.agreed.body.copy()

@@ -67,9 +67,12 @@ class DirectExchange:
             return Reception.STAGED
         return cast(Reception, self._desk.call(PublishCall(frame)))
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
         def ask() -> Outcome | None:
-            reply = self._desk.call(OutcomeCall(fragment, round))
+            call = OutcomeCall(fragment, round, has_body=has_body)
+            reply = self._desk.call(call)
             return cast(Outcome | None, reply)
 
         with self._desk.changed:

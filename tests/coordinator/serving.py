@@ -126,8 +126,10 @@ class Calm:
         self._settle()
         return reception
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
-        return self._inner.outcome(fragment, round, wait_s=wait_s)
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
+        return self._inner.outcome(fragment, round, wait_s=wait_s, has_body=has_body)
 
     def state(self, fragment: int) -> Frame:
         return self._inner.state(fragment)

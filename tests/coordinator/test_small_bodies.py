@@ -58,6 +58,20 @@ def outcome(island: Exchange, joined: JoinReply, elements: int, round: int) -> O
     return found
 
 
+def test_an_outcome_is_sent_without_its_body_if_asked(tmp_path: Path) -> None:
+    """Who reads only the roster gets the header alone."""
+    with ExitStack() as stack:
+        settings = plain_settings(start_islands=1)
+        coordinator = stack.enter_context(serving(tmp_path / "run", settings))
+        island = Islands(coordinator, stack)(key=b"key")
+        whole = outcome(island, founded(island, 20), 20, 1)
+        short = island.outcome(0, 1, wait_s=0.0, has_body=False)
+
+        assert short is not None
+        assert (short.has_body, len(short.agreed.body)) == (False, 0)
+        assert short.agreed.header == whole.agreed.header
+
+
 @pytest.mark.parametrize("elements", [20, 40, 80])
 def test_an_outcome_is_sent_whole_wherever_it_lies(
     elements: int, tmp_path: Path

@@ -302,7 +302,14 @@ CALLS: st.SearchStrategy[Call] = st.one_of(
     st.builds(OfferCall, UPDATES.map(sealed)),
     publishings(),
     agreements(),
-    st.builds(OutcomeCall, FRAGMENTS, NUMBERS, st.floats(0.0, 60.0), st.none() | BEATS),
+    st.builds(
+        OutcomeCall,
+        FRAGMENTS,
+        NUMBERS,
+        st.floats(0.0, 60.0),
+        st.none() | BEATS,
+        has_body=st.booleans(),
+    ),
     st.builds(StateCall, FRAGMENTS),
     st.builds(FoundCall, NAMES, NUMBERS, several(STATES), st.just(True)),
     st.builds(

@@ -314,6 +314,7 @@ def test_any_target_is_known_or_refused(target: str) -> None:
         ("/fragments/0/rounds/1/outcome?wait_s=61", r"from 0 to 60\.0"),
         ("/fragments/0/rounds/1/outcome?wait_s=nan", r"wait_s='nan' must be"),
         ("/fragments/0/rounds/1/outcome?wait_s=-1", r"wait_s='-1' must be"),
+        ("/fragments/0/rounds/1/outcome?body=2", r"body='2' must be .* from 0 to 1"),
         ("/fragments/0/rounds/18446744073709551616/outcome", "round='184467440"),
     ],
 )

@@ -53,8 +53,10 @@ class Closable:
     def publish(self, frame: Frame) -> Reception:
         return self._open().publish(frame)
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
-        return self._open().outcome(fragment, round, wait_s=wait_s)
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
+        return self._open().outcome(fragment, round, wait_s=wait_s, has_body=has_body)
 
     def state(self, fragment: int) -> Frame:
         self.before_state()

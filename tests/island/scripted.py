@@ -75,7 +75,9 @@ class ScriptedRun:
             self._close(fragment, self._zeros(fragment))
         return Reception.COMMITTED if fate == "missed" else Reception.STAGED
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
         return Outcome(self.fragments[fragment].outcomes[round], self._position())
 
     def state(self, fragment: int) -> Frame:

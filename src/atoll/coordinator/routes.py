@@ -250,7 +250,9 @@ class Routes:
 
         def answer(reply: Reply | Exception) -> None:
             try:
-                later.set(self._outcome_response(request, reply))
+                later.set(
+                    self._outcome_response(request, reply, has_body=call.has_body)
+                )
             except AtollError as exc:  # the file on the disk is damaged
                 later.set(as_response(api.error_parts(exc)))
 
@@ -264,11 +266,13 @@ class Routes:
             self._context.on_beat(request, call.beat)
         return later
 
-    def _outcome_response(self, request: Request, reply: Reply | Exception) -> Response:
+    def _outcome_response(
+        self, request: Request, reply: Reply | Exception, *, has_body: bool
+    ) -> Response:
         if isinstance(reply, Exception):
             return as_response(api.error_parts(reply))
         answer = api.reply_parts(reply)
-        if not isinstance(reply, Outcome):
+        if not (isinstance(reply, Outcome) and has_body):
             return as_response(answer)
         header = reply.agreed.header
         stored = self._context.journal.body(header.fragment, header.round)

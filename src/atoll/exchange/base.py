@@ -107,10 +107,13 @@ class Exchange(Protocol):
         """
         ...
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
         """Return the outcome of a round, or None if there is none after `wait_s`.
 
-        An exchange whose requests are expensive may wait a few seconds instead.
+        An exchange whose requests are expensive may wait a few seconds instead. With
+        `has_body` False only the header is needed, and the body may be omitted.
 
         Raises:
             RunEnded: the round will never open.

@@ -132,8 +132,8 @@ class OutcomeCall:
     beat: Heartbeat | None = None
     """The asking island's heartbeat; the poll renews its lease."""
 
-    has_body: bool = field(default=True, compare=False)
-    """False: the header is enough; the caller sends the body from its file."""
+    has_body: bool = True
+    """False: the header with the roster is enough."""
 
 
 @dataclass(frozen=True)

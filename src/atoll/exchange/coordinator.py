@@ -185,10 +185,13 @@ class CoordinatorExchange:
         )
         return cast(calls.KeepReply, self._ask(call)).bytes
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
         wait_s = calls.LONG_POLL_S if wait_s else 0.0
         beat = self._beat and self._receipts.with_receipts(self._beat)
-        reply = self._ask(calls.OutcomeCall(fragment, round, wait_s, beat))
+        call = calls.OutcomeCall(fragment, round, wait_s, beat, has_body=has_body)
+        reply = self._ask(call)
         if isinstance(reply, Outcome):
             self.note_receipts(reply)
             self.unconfirmed.pop((fragment, round), None)

@@ -150,7 +150,9 @@ class MemoryRun:
             self._state.founding_of(joined.island, joined.incarnation)
             self._constants = received
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
         with self._changed:
             self._state.round(fragment)
             outcomes = self._fragments[fragment].outcomes

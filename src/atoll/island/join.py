@@ -410,9 +410,13 @@ class FollowingExchange:
                 raise Unreachable("The run has moved while the update was published.")
         return reception
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
         return self._call(
-            lambda location: location.outcome(fragment, round, wait_s=wait_s)
+            lambda location: location.outcome(
+                fragment, round, wait_s=wait_s, has_body=has_body
+            )
         )
 
     def state(self, fragment: int) -> Frame:

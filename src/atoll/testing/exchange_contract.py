@@ -103,6 +103,22 @@ def an_outcome_is_the_same_bytes_whoever_asks(open_run: OpenRun) -> None:
     assert first_agreed.body.tobytes() == second_agreed.body.tobytes()
 
 
+def a_roster_is_read_without_the_body(open_run: OpenRun) -> None:
+    """Without its body an outcome has the same header, and the same receipts."""
+    (a, b), (first, second) = _two(open_run)
+    a.publish(update_of(a, first, 1.0))
+    b.publish(update_of(b, second, 3.0))
+    complete = outcome_of(a, 1)
+    short = b.outcome(0, 1, wait_s=0.0, has_body=False)
+
+    assert short is not None
+    assert short.agreed.header == complete.agreed.header
+    assert (short.agreed.receipt, short.receipt) == (
+        complete.agreed.receipt,
+        complete.receipt,
+    )
+
+
 def the_order_of_arrival_does_not_matter(open_run: OpenRun) -> None:
     """Updates are summed in the order of islands' names."""
     bodies = []
@@ -455,6 +471,7 @@ EXCHANGE_CLAIMS: tuple[Claim, ...] = (
     who_makes_up_the_start_begins_with_the_first_step,
     a_round_closes_when_every_member_has_published,
     an_outcome_is_the_same_bytes_whoever_asks,
+    a_roster_is_read_without_the_body,
     the_order_of_arrival_does_not_matter,
     a_repeat_is_the_same_publication,
     the_first_update_stands,

@@ -163,9 +163,11 @@ class WaitingTime:
 class Unhurried(StoreExchange):
     """Waits for a heartbeat before it reads, so that it sees the others' updates."""
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
         self._runtime.sleep(BEAT_S)
-        return super().outcome(fragment, round, wait_s=wait_s)
+        return super().outcome(fragment, round, wait_s=wait_s, has_body=has_body)
 
     def state(self, fragment: int) -> Frame:
         self._runtime.sleep(BEAT_S)

@@ -84,9 +84,11 @@ class Patient:
         self._scene.published[id(self), *where] = self._inner
         return reception
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
         self._settle()
-        return self._inner.outcome(fragment, round, wait_s=wait_s)
+        return self._inner.outcome(fragment, round, wait_s=wait_s, has_body=has_body)
 
     def state(self, fragment: int) -> Frame:
         self._settle()

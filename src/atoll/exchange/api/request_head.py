@@ -98,6 +98,11 @@ class RequestHead:
     def wait_s(self) -> float:
         return seconds_text(self.query.get("wait_s", "0"), "wait_s")
 
+    @property
+    def has_body(self) -> bool:
+        """Whether the reply is to have its body; the default."""
+        return whole_text(self.query.get("body", "1"), "body", high=1) == 1
+
     @cached_property
     def beat(self) -> Heartbeat | None:
         """The heartbeat in a header of the request."""

@@ -115,10 +115,9 @@ def _request(call: calls.Call) -> EncodedRequest:
         case calls.AgreedCall(fragment=fragment, round=round):
             body = gathered_parts(call)
             return _encode("agreed", fragment, round, body=body, query=_sender_of(call))
-        case calls.OutcomeCall(fragment, round, wait_s, beat):
-            return _encode(
-                "outcome", fragment, round, beat=beat, query={"wait_s": wait_s}
-            )
+        case calls.OutcomeCall(fragment, round, wait_s, beat, has_body):
+            query = {"wait_s": wait_s} if has_body else {"wait_s": wait_s, "body": 0}
+            return _encode("outcome", fragment, round, beat=beat, query=query)
         case calls.StateCall(fragment):
             return _encode("state", fragment)
         case calls.FoundCall(states=states):
@@ -237,7 +236,13 @@ def _call(head: RequestHead, body: Incoming) -> calls.Call:
         case "leave":
             return calls.LeaveCall(head.island, head.incarnation)
         case "outcome":
-            return calls.OutcomeCall(head.fragment, head.round, head.wait_s, head.beat)
+            return calls.OutcomeCall(
+                head.fragment,
+                head.round,
+                head.wait_s,
+                head.beat,
+                has_body=head.has_body,
+            )
         case "state":
             return calls.StateCall(head.fragment)
         case other:

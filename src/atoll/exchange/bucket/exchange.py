@@ -170,7 +170,9 @@ class StoreExchange:
                 return self._publisher.publish(frame)
         return protocol.Reception.STAGED
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
         if not self._is_over(fragment, round):
             self._wait(fragment, wait_s)
         if not self._is_over(fragment, round):

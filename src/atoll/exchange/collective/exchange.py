@@ -180,7 +180,9 @@ class CollectiveExchange:
             key = (header.fragment, header.round)
             self._send(ControlMessage(MessageKind.READY, *key, (pack(header),)))
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
         key = (fragment, round)
         result = self._pending.wait(key, wait_s, is_over=self._is_broken)
         if isinstance(result, Outcome):
@@ -191,7 +193,7 @@ class CollectiveExchange:
         self._require_no_failure()
         if self._pending.frame(key) is not None:
             return None
-        outcome = self._inner.outcome(fragment, round, wait_s=wait_s)
+        outcome = self._inner.outcome(fragment, round, wait_s=wait_s, has_body=has_body)
         if outcome is not None:
             self._newest(outcome.position)
         return outcome

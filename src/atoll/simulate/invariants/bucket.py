@@ -443,8 +443,10 @@ class WatchedExchange:
         self._incarnation.acknowledged(frame, reception)
         return reception
 
-    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
-        outcome = self._inner.outcome(fragment, round, wait_s=wait_s)
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
+        outcome = self._inner.outcome(fragment, round, wait_s=wait_s, has_body=has_body)
         if outcome is not None:
             self._learn(outcome)
         return outcome

@@ -24,6 +24,7 @@ TABLES = {
     "attacks": ["p99 ms", "missed", "quiet", "idle connections", "wrong invitation"],
     "codecs": ["peer ms", "limit", "e3m0 encode", ">= 0.2 ", "topk-2bit decode_add"],
     "collective": ["peer ms", "limit", "coordinator", "all-reduce fp32", "1000 Mbit/s"],
+    "convergence": ["clock s", "synchronous", "streaming, e3m0 up", "loss <= 1.015 "],
     "coordinator_memory": ["highest", "restart on the journal", "<= "],
     "deadlines": ["rounds/h", "learned", "600 s", "learned, max 3600 s"],
     "death": ["limit s", "SIGKILL", "SIGSTOP", "<= 1 ", "Starved for", "torchft"],

@@ -43,7 +43,7 @@ test: setup
 	$(PY) -m pytest -n 4 --dist worksteal -m "not gpu" $(addprefix --ignore=,$(LONG))
 
 test-slow: setup
-	$(PY) -m pytest -n 4 --dist worksteal -m "not gpu" $(LONG)
+	$(PY) -m pytest -n 4 --dist worksteal --timeout 600 -m "not gpu" $(LONG)
 
 test-fast: setup
 	$(PY) -m pytest -n 2 -m "not gpu" $(addprefix --ignore=,$(SLOW))

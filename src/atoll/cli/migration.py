@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -89,13 +88,8 @@ class MoveToStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._client.__exit__(kind, exc, traceback)
+    def __exit__(self, *exc_info: object) -> None:
+        self._client.close()
         self._runtime.close()
 
     def go(self) -> dict[str, Any]:
@@ -304,12 +298,7 @@ class MoveToCoordinator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._arrival.close()
         self._runtime.close()
 

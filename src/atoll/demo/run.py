@@ -26,7 +26,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from atoll.demo.dataset import read_eras, read_messages, split_by_era, write_eras
@@ -182,12 +181,7 @@ class IslandProcesses:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.end()
 
     def send_run(self, run: str) -> None:

@@ -73,12 +73,7 @@ class Termination:
             self._is_installed = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.heed()
         if self._is_installed:
             self._is_installed = False

@@ -16,7 +16,6 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
 from greenlet import (  # type: ignore[import-untyped]  # it ships no types
@@ -314,12 +313,7 @@ class Scheduler:
     def __enter__(self) -> Scheduler:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _run(self, until_s: float) -> None:

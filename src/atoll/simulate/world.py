@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 
 from atoll.disk import LOCK, Data, check_name
 from atoll.errors import DiskDenied, DiskFull, NoSuchFile, UsageError
@@ -99,12 +98,7 @@ class SimWorld:
     def __enter__(self) -> SimWorld:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.scheduler.close()
 
 

@@ -12,6 +12,8 @@ fault, and passes every other on to the one around it.
 | `COORDINATOR_CALL` | no answer, or a full disk | `CoordinatorExchange` |
 | `DAMAGED_CONSTANT` | a constant did not arrive whole | `CoordinatorExchange` |
 | `NOT_UP` | no coordinator is up yet | `island.connection` |
+| `NEW_LOCATION` | a run that has moved cannot be joined yet | `FollowingExchange` |
+| `BUSY_COORDINATOR` | it commits a round, or writes a large file | `run_client` |
 | `BUSY_FILE` | the coordinator writes the file first | `island.run_reader` |
 | `ABSENT_OBJECT` | another rank has not put its part yet | `exchange.all_reduce` |
 | `STORE_REQUEST` | a request to a store fails | `store.RetryingStore` |
@@ -28,7 +30,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
-from atoll.errors import CorruptError, DiskError, NoSuchObject, Unreachable
+from atoll.errors import AtollError, CorruptError, DiskError, NoSuchObject, Unreachable
 
 T = TypeVar("T")
 
@@ -73,6 +75,10 @@ meanwhile is never accepted."""
 NOT_UP_S = 60.0
 NOT_UP = RetryPolicy()
 """The coordinator restarts, or starts after its islands."""
+
+NEW_LOCATION = RetryPolicy(faults=(AtollError,), first_s=0.5)
+BUSY_COORDINATOR = RetryPolicy(max_tries=180, first_s=0.5, longest_s=0.5)
+"""Together longer than the commit of a round, or the wait for its islands."""
 
 BUSY_FILE = RetryPolicy(max_tries=60, first_s=0.5, longest_s=0.5)
 ABSENT_OBJECT = RetryPolicy(

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from atoll.bundle import Bundle, defined_by
-from atoll.cli import migration
-from atoll.cli.migration import run_file_text
 from atoll.coordinator.app import Coordinator
 from atoll.coordinator.directory import store_bundle
 from atoll.errors import CorruptError, ModelError
 from atoll.island.environment import credentials_from_environment
 from atoll.protocol import JoinRequest
+from atoll.run_client import move as migration
+from atoll.run_client.move import run_file_text
 from atoll.security import Credentials, Role, token_file
 from atoll.store import open_store
 from atoll.testing.fixtures import MODEL, enter, plain_settings

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from atoll import RunSettings
-from atoll.cli.migration import run_file_text
 from atoll.cli.run_names import locate_run
 from atoll.exchange.bucket.create import make_run
 from atoll.island.environment import credentials_from_environment
+from atoll.run_client.move import run_file_text
 from atoll.security import Credentials, Role, RunUrl, run_tokens
 from atoll.security.certificates import coordinator_certificate
 from atoll.store import open_store

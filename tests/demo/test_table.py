@@ -66,5 +66,5 @@ def test_progress_has_a_line_for_each_island_and_says_why_it_waits() -> None:
     assert a.startswith("a ")
     assert "loss 1.500" in a
     assert a.endswith("waited 25.0 %")
-    assert a.count("━") == 2 * b.count("━") == progress.BAR
+    assert a.count("━") == 2 * b.count("━") == progress.BAR_MARKS
     assert why == "Waits for b."

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-import atoll.cli.migration as migration
 import atoll.coordinator.move as arrival
+import atoll.run_client.move as migration
 from atoll import kernels
 from atoll.cli import main
 from atoll.disk import SystemDisk

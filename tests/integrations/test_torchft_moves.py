@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.migration import MoveToCoordinator
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.exchange import MemoryRun
 from atoll.exchange.bucket.create import init
 from atoll.integrations.torchft import run_settings
+from atoll.run_client.move import MoveToCoordinator
 from atoll.security import parse_run_url
 from tests.e2e.stage import free_port
 from tests.integrations.trainings import STEPS, Training, diloco, train_all

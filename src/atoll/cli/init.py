@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli.run_file import Assignments, RunFile, settings_of
-from atoll.cli.run_names import HTTP_PREFIXES, RunNames
+from atoll.cli.run_names import HTTP_PREFIXES
 from atoll.errors import NoSuchObject, UsageError
 from atoll.island.environment import credentials_from_environment
+from atoll.run_client.location import RunNames
 from atoll.settings import RunSettings
 
 if TYPE_CHECKING:  # imported where needed: stores are slow to import

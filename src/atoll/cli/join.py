@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from atoll import security
-from atoll.cli.run_names import RunNames, StoreUrl, complete_run_name, locate_run
+from atoll.cli.run_names import StoreUrl, complete_run_name, locate_run
 from atoll.errors import Refused, UsageError
 from atoll.exchange.api import Info
 from atoll.http import HttpClient
@@ -26,6 +26,7 @@ from atoll.island.environment import (
     definitions_from_environment,
 )
 from atoll.run_client.coordinator import CoordinatorClient, credential_paths_for
+from atoll.run_client.location import RunNames
 from atoll.runtime import SystemClock, SystemRuntime
 
 CONSENT = "ATOLL_TRUST_CODE"

@@ -24,7 +24,7 @@ from typing import Any
 import typer
 
 from atoll.cli.run_file import settings_of
-from atoll.cli.run_names import RunNames, locate_run, read_address
+from atoll.cli.run_names import locate_run
 from atoll.errors import RemoteError, SettingsError, Unreachable, UsageError
 from atoll.island.environment import credentials_from_environment
 from atoll.launch import api
@@ -33,6 +33,7 @@ from atoll.launch.credentials import Charter, make_charter
 from atoll.launch.launches import COORDINATOR, Book, Record
 from atoll.launch.spec import IslandSpec
 from atoll.run_client import open_run, try_status
+from atoll.run_client.location import RunNames, read_address
 from atoll.security import Credentials
 from atoll.settings import RunSettings
 from atoll.settings.run_file import read_toml

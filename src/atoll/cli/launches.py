@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import launch_coordinator
-from atoll.cli.run_names import RUN, complete_run_name, locate_run, read_address
+from atoll.cli.run_names import RUN, complete_run_name, locate_run
 from atoll.cli.terminal import can_redraw, console, live_view, stop_signal, table
 from atoll.errors import AtollError, RemoteError, Unreachable, UsageError
 from atoll.fields import nearest
@@ -28,6 +28,7 @@ from atoll.launch.api import Launched, PollRetry, launch_spec, rows
 from atoll.launch.base import GRACE_S, Report, State
 from atoll.launch.launches import Book, Record
 from atoll.run_client import RunStatus, StatusPoll, try_status
+from atoll.run_client.location import read_address
 
 
 def launched_url(run: str) -> str:

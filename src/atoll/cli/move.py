@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from atoll.cli.run_names import HTTP_PREFIXES, RUN, RunNames, StoreUrl, locate_run
+from atoll.cli.run_names import HTTP_PREFIXES, RUN, StoreUrl, locate_run
 from atoll.errors import AtollError, UsageError
 from atoll.island.environment import credentials_from_environment
+from atoll.run_client.location import RunNames
 from atoll.security import RunUrl, parse_run_url
 
 if TYPE_CHECKING:  # slow to import, and not needed for an error of usage
-    from atoll.cli.migration import ServeInstructions
+    from atoll.run_client.move import ServeInstructions
 
 
 def move(
@@ -59,7 +60,7 @@ def move(
         _to_coordinator(source, target, directory, back=back, as_json=as_json)
         return
     url = _store_target(source, target, directory)
-    from atoll.cli.migration import MoveToStore
+    from atoll.run_client.move import MoveToStore
 
     with MoveToStore(source, url) as move_to_store, _hint_on_error(move_to_store):
         status = move_to_store.stay() if back else move_to_store.go()
@@ -75,7 +76,7 @@ def _to_coordinator(
     source: StoreUrl, target: str, directory: Path | None, *, back: bool, as_json: bool
 ) -> None:
     url = _coordinator_target(source, target)
-    from atoll.cli.migration import MoveToCoordinator
+    from atoll.run_client.move import MoveToCoordinator
 
     with (
         MoveToCoordinator(source.url, url, directory) as move_to_coordinator,

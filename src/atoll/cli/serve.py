@@ -21,7 +21,6 @@ import typer
 
 from atoll.bundle import Bundle, defined_by
 from atoll.cli.run_file import Assignments, settings_of
-from atoll.cli.run_names import RunNames, read_address, write_address
 from atoll.cli.terminal import stop_signal
 from atoll.coordinator import initial_weights
 from atoll.coordinator.app import Coordinator, ListenOptions
@@ -33,6 +32,7 @@ from atoll.errors import CorruptError, NoSuchFile, SettingsError, UsageError
 from atoll.http.listener import raise_soft_limit
 from atoll.island.environment import credentials_from_environment
 from atoll.run_client import open_run
+from atoll.run_client.location import RunNames, read_address, write_address
 from atoll.security import Credentials, Role, parse_run_url, token_file
 from atoll.security.private_files import private_directory
 from atoll.settings import RunSettings

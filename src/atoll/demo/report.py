@@ -311,7 +311,7 @@ def _duration(parallel: ParallelResults | None) -> str:
     return ABSENT if parallel is None else format_seconds(parallel["seconds"])
 
 
-BAR = 24
+BAR_MARKS = 24
 
 
 def progress_lines(status: Mapping[str, Any]) -> list[str]:
@@ -324,10 +324,10 @@ def progress_lines(status: Mapping[str, Any]) -> list[str]:
 
 def _line(island: Mapping[str, Any], last_round: int) -> str:
     done = min(1.0, island["round"] / last_round)
-    filled = round(done * BAR)
+    filled = round(done * BAR_MARKS)
     loss = "     " if island["loss"] is None else f"{island['loss']:5.3f}"
     return (
-        f"{island['island']:<12} {'━' * filled}{'╌' * (BAR - filled)} "
+        f"{island['island']:<12} {'━' * filled}{'╌' * (BAR_MARKS - filled)} "
         f"round {island['round']:>3} of {last_round}   loss {loss}   "
         f"{island['tokens']:>9,} tokens   waited {100 * island['wait_share']:4.1f} %"
     )
@@ -527,7 +527,7 @@ def _end_labels(curves: Sequence[Curve], across: Scale, up: Scale) -> list[str]:
 
 LANE, LANE_GAP = 26, 14
 NAME_WIDTH, NOTE_WIDTH = 92, 118
-BAR, BAR_GAP = 30, 18
+BAR_HEIGHT, BAR_GAP = 30, 18
 SMOOTH_POINTS = 48
 """Few enough that a curve shows where it goes, not how batches differ."""
 
@@ -544,7 +544,7 @@ def held_out_chart(results: Results) -> str:
 
 
 def island_chart(results: Results) -> str:
-    """Return island island's own training loss."""
+    """Return each island's own training loss."""
     curves = [
         Curve(
             island["island"],
@@ -553,7 +553,7 @@ def island_chart(results: Results) -> str:
         )
         for island in results["islands"]
     ]
-    title = "Training loss of island island by its own tokens"
+    title = "Training loss of each island by its own tokens"
     return svg_chart(
         curves, title=title, height=270, x_text=_tokens, x_name="own tokens"
     )
@@ -571,14 +571,14 @@ def bytes_chart(results: Results) -> str:
     across = Scale(0.0, max(size for _, size, _ in bars), left, right)
     parts = []
     for number, (name, size, style) in enumerate(bars):
-        y, size_text = number * (BAR + BAR_GAP), format_bytes(size)
+        y, size_text = number * (BAR_HEIGHT + BAR_GAP), format_bytes(size)
         wide = max(2.0, across(size) - left)
         parts.append(svg_text(left - 12, y + 20, name, anchor="end", style="name"))
         parts.append(
-            svg_box(left, y, wide, BAR, f"bar {style}", f"{name}: {size_text}")
+            svg_box(left, y, wide, BAR_HEIGHT, f"bar {style}", f"{name}: {size_text}")
         )
         parts.append(svg_text(left + wide + 10, y + 20, size_text, style="figure"))
-    height = len(bars) * (BAR + BAR_GAP) - BAR_GAP
+    height = len(bars) * (BAR_HEIGHT + BAR_GAP) - BAR_GAP
     return svg_picture("".join(parts), height=height, title="Bytes moved by each")
 
 

@@ -41,7 +41,7 @@ from atoll.island.entry import PublishConstants
 from atoll.island.host import Host
 from atoll.island.saved_state import SavedIsland
 from atoll.island.signals import Interrupted, Termination, use_exit_codes
-from atoll.retry import LEAVE_S, NOT_UP_S
+from atoll.retry import LEAVE_S, NEW_LOCATION, NOT_UP_S
 from atoll.runtime import Clock, SystemClock
 from atoll.settings import RunSettings
 from atoll.wire import FrameKind
@@ -322,10 +322,6 @@ class RunConnection:
             )
 
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
-"""Pause between two attempts to join at the new address; doubled each time."""
-
-
 class RunLocation(KeepingExchange, Protocol):
     """An exchange with a run at one address, as one island uses it."""
 
@@ -468,8 +464,7 @@ class FollowingExchange:
             self._location = self._arrive(target)
 
     def _arrive(self, target: str) -> RunLocation:
-        pause_s = FIRST_PAUSE_S
-        while True:
+        for pause_s in NEW_LOCATION.pauses_s():
             try:
                 return self._enter(target)
             except RunMoved as exc:
@@ -480,7 +475,7 @@ class FollowingExchange:
             except AtollError as exc:
                 self._warn(f"the run is at {target}, and this island waits: {exc}")
             self._pause(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        raise AssertionError("the attempts have no limit")
 
     def _enter(self, target: str) -> RunLocation:
         """Return the new exchange, joined by the same incarnation."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +18,9 @@ from atoll.exchange.api.replies import read_failure
 from atoll.http import Download, HttpClient, HttpReply
 from atoll.island.connection import call_to
 from atoll.island.environment import CredentialPaths, credentials_from_environment
+from atoll.retry import BUSY_COORDINATOR, retried
 from atoll.run_client import base
+from atoll.runtime import SystemRuntime
 from atoll.settings import RunSettings
 from atoll.telemetry import Event
 
@@ -29,11 +29,6 @@ EVENTS_S = 40.0
 
 EXPORT_S = 600.0
 """Timeout of a reply: a coordinator writes a large file before it sends any of it."""
-
-TRIES = 120
-PAUSE_S = 0.5
-"""Attempts and the pause between them: together longer than the commit of a round. A
-download that breaks off continues as often."""
 
 
 def credential_paths_for(url: security.RunUrl) -> CredentialPaths:
@@ -201,10 +196,13 @@ class CoordinatorRunClient:
             return memoryview(np.memmap(file, np.uint8, "w+", shape=(size,)).data)
 
         download = Download(open_buffer, progress)
-        reply = _retry(
+        # A download that breaks off continues.
+        reply = retried(
             lambda: self._client.call(
                 "GET", target, download=download, timeout_s=EXPORT_S
-            )
+            ),
+            BUSY_COORDINATOR,
+            sleep=SystemRuntime().sleep,
         )
         return base.ExportedWeights.of_file(file, int(reply.headers["content-length"]))
 
@@ -213,12 +211,3 @@ class CoordinatorRunClient:
         from atoll.run_client.checks import CoordinatorCheck  # it needs this module
 
         return CoordinatorCheck(self.url).checks()
-
-
-def _retry(fetch: Callable[[], HttpReply]) -> HttpReply:
-    """Retry while a round is being committed, or the network fails."""
-    for _ in range(TRIES - 1):
-        with suppress(Unreachable):
-            return fetch()
-        time.sleep(PAUSE_S)
-    return fetch()

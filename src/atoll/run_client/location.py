@@ -1,14 +1,30 @@
-"""Clients by the URL of a run, and statuses that are read again and again."""
+"""Clients by the URL of a run, statuses that are read again, and remembered names.
+
+Names are remembered beside the user's credentials, in one private file each, so that
+`atoll status NAME` works for every run that this user has started or joined here.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, CorruptError, NoSuchFile, UsageError
 from atoll.island.connection import is_coordinator
+from atoll.island.environment import CredentialPaths
 from atoll.run_client.base import RunClient, RunStatus
 from atoll.runtime import SystemClock
 from atoll.security import parse_run_url
+from atoll.security.private_files import (
+    private_directory,
+    read_private,
+    remove_private,
+    replace_private,
+)
 
 
 def open_run(url: str) -> RunClient:
@@ -60,3 +76,86 @@ class StatusPoll:
                 self._run = open_run(self._url)
             self._next_s = self._clock.now_s() + self._every_s
         return self.newest
+
+
+ADDRESS = "address.json"
+"""File in a run's directory: the current or last address of its coordinator."""
+
+RUN_SUFFIX = ".atoll"
+"""Default suffix of a run's directory."""
+
+MAX_FILE_BYTES = 2**14
+
+
+@dataclass(frozen=True)
+class CoordinatorAddress:
+    """The address of a coordinator."""
+
+    url: str
+    is_open: bool
+    """Whether it was not closed since. A coordinator that died is still marked open."""
+
+
+def read_address(directory: Path) -> CoordinatorAddress | None:
+    """Return the current or last address of a directory's run; None without any."""
+    path = directory / ADDRESS
+    try:
+        data = read_private(path, content="address", max_bytes=MAX_FILE_BYTES)
+    except NoSuchFile:
+        return None
+    try:
+        document = json.loads(data)
+        return CoordinatorAddress(
+            str(parse_run_url(document["url"])), bool(document["is_open"])
+        )
+    except (ValueError, LookupError, TypeError, UsageError) as exc:
+        raise CorruptError(
+            f"{path} holds no address of a coordinator. Remove it, and start "
+            "`atoll serve` again."
+        ) from exc
+
+
+def write_address(directory: Path, url: str, *, is_open: bool) -> None:
+    """Record the address of the run of a directory."""
+    document = json.dumps({"url": url, "is_open": is_open}).encode() + b"\n"
+    replace_private(directory / ADDRESS, document)
+
+
+class RunNames:
+    """The names of runs that a user has started or joined here."""
+
+    def __init__(self, paths: CredentialPaths) -> None:
+        self._directory = paths.credentials.parent / "names"
+
+    def remember(self, name: str, url: str) -> None:
+        """Record a name of a URL; a name that is taken is replaced."""
+        document = json.dumps({"name": name, "url": url}).encode() + b"\n"
+        private_directory(self._directory)
+        replace_private(self._path(name), document)
+
+    def find(self, name: str) -> str | None:
+        """Return the URL behind a name."""
+        entry = self._read(self._path(name))
+        return entry[1] if entry and entry[0] == name else None
+
+    def forget(self, name: str) -> None:
+        """Remove a name."""
+        remove_private(self._path(name))
+
+    def all(self) -> Iterator[str]:
+        """Yield every remembered name."""
+        for path in sorted(self._directory.glob("*.json")):
+            if entry := self._read(path):
+                yield entry[0]
+
+    def _path(self, name: str) -> Path:
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+        return self._directory / f"{digest[:32]}.json"
+
+    def _read(self, path: Path) -> tuple[str, str] | None:
+        try:
+            data = read_private(path, content="name", max_bytes=MAX_FILE_BYTES)
+            document = json.loads(data)
+            return str(document["name"]), str(document["url"])
+        except (NoSuchFile, ValueError, LookupError, TypeError):
+            return None  # the run is still reachable by its URL

@@ -26,10 +26,9 @@ import numpy as np
 from atoll import security
 from atoll.bundle import MAX_BYTES, Bundle
 from atoll.bundle.archive import MAX_CODE_BYTES
-from atoll.cli.run_names import RUN_SUFFIX, RunNames, write_address
 from atoll.coordinator.directory import CodeFiles, store_bundle
 from atoll.coordinator.move import Arrival
-from atoll.errors import CorruptError, Refused, Unreachable, UsageError
+from atoll.errors import CorruptError, Refused, UsageError
 from atoll.exchange.api import Incoming
 from atoll.exchange.api.bodies import MAX_LARGE_BYTES, load
 from atoll.exchange.api.request_head import PROTOCOL, PROTOCOL_HEADER
@@ -51,8 +50,10 @@ from atoll.island.environment import credentials_from_environment
 from atoll.protocol import TensorSpec
 from atoll.protocol.coordinator_state import Move
 from atoll.protocol.model import bytes_of
+from atoll.retry import BUSY_COORDINATOR, retried
 from atoll.routes import ROUTE
 from atoll.run_client.coordinator import CoordinatorClient, credential_paths_for
+from atoll.run_client.location import RUN_SUFFIX, RunNames, write_address
 from atoll.runtime import SystemRuntime
 from atoll.security.certificates import coordinator_certificate
 from atoll.security.private_files import replace_private
@@ -60,7 +61,7 @@ from atoll.settings import RunSettings
 from atoll.wire import blake3_digest, verify_body
 from atoll.wire.digests import Bytes
 
-PATIENCE_S, PAUSE_S = 90.0, 0.5
+PATIENCE_S = 90.0
 """How long a coordinator may be busy with a round, or wait for its islands."""
 
 FRAME_S = 600.0
@@ -209,14 +210,13 @@ class MoveToStore:
 
     def _retry(self, call: Callable[[], T]) -> T:
         """Repeat a call while the coordinator is busy or unreachable."""
-        until_s = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return call()
-            except Unreachable:
-                if time.monotonic() > until_s:
-                    raise
-            time.sleep(PAUSE_S)
+        until_s = self._runtime.now_s() + PATIENCE_S
+        return retried(
+            call,
+            BUSY_COORDINATOR,
+            sleep=self._runtime.sleep,
+            may_retry=lambda fault, pause_s: self._runtime.now_s() <= until_s,
+        )
 
 
 CONNECT_S = 2.0

@@ -259,7 +259,7 @@ def _json_facts(header: Header) -> Facts:
 
 
 def _entry_facts(entry: RosterEntry) -> Facts:
-    return {**vars(entry), "digest": entry.digest.hex()}
+    return {**vars(entry), "digest": entry.digest.hex(), "spans": entry.spans.hex()}
 
 
 KINDS: dict[str, Any] = {

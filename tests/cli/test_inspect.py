@@ -26,7 +26,6 @@ from atoll.errors import (
     exit_code,
 )
 from atoll.wire.digests import PIECE_ELEMENTS, blake3_digest
-from atoll.wire.files import write_frame
 from atoll.wire.frame import pack, update_digest
 from tests.wire.samples import an_update, body_of, sealed
 
@@ -56,7 +55,7 @@ def run(
 def write_update(path: Path, **changes: object) -> None:
     """Write an update of zeros."""
     header = sealed(an_update(**changes))
-    write_frame(path, header, body_of(header.codec, header.elements))
+    path.write_bytes(pack(header) + bytes(body_of(header.codec, header.elements)))
 
 
 def test_an_update_is_listed_and_verified(

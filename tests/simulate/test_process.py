@@ -120,7 +120,7 @@ def test_what_a_dead_process_does_last_has_no_effect(act: str, restarts: bool) -
 
         assert heard == []
         assert peer.is_alive
-        assert not peer.is_frozen
+        assert peer.incarnation.runs
         assert process.is_alive == restarts
         assert process.incarnation_number == 1 + restarts
         assert world.disks["a"].names("") == ["synced"]

@@ -222,7 +222,7 @@ def test_faults_of_a_round_happen_once_when_it_is_reached() -> None:
         world.scheduler.run(9.0)
 
         assert process.incarnation_number == 2
-        assert not process.is_frozen
+        assert process.incarnation.runs
 
 
 def test_a_process_may_report_the_round_that_kills_it() -> None:

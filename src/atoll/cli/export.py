@@ -109,16 +109,34 @@ def _show(weights: ExportedWeights, out: Path, *, as_json: bool) -> None:
 
 @contextmanager
 def _draft(out: Path) -> Iterator[Path]:
-    """Give a file that is renamed to `out` if the block succeeds."""
-    if out.exists():
-        raise UsageError(f"{out} exists already. Remove it, or choose another name.")
-    draft = out.with_name(f"{out.name}.{secrets.token_hex(4)}~")
-    try:
+    """Give a new file that is renamed to `out` if the block succeeds."""
+    with _renamed(out) as draft:
         draft.touch()
         yield draft
         with draft.open("rb") as file:
             os.fsync(file.fileno())
+
+
+@contextmanager
+def _draft_directory(out: Path) -> Iterator[Path]:
+    """Give a new directory that is renamed to `out` if the block succeeds."""
+    with _renamed(out) as draft:
+        draft.mkdir()
+        yield draft
+        for folder in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
+            sync_directory(folder)
+
+
+@contextmanager
+def _renamed(out: Path) -> Iterator[Path]:
+    """Give a path that is renamed to `out` if the block succeeds, else removed."""
+    if out.exists():
+        raise UsageError(f"{out} exists already. Remove it, or choose another name.")
+    draft = out.with_name(f"{out.name}.{secrets.token_hex(4)}~")
+    try:
+        yield draft
         draft.rename(out)
+        sync_directory(out.absolute().parent)
     except OSError as exc:
         raise UsageError(
             f"{out} cannot be written: {exc.strerror or exc}. Choose another path."
@@ -126,6 +144,7 @@ def _draft(out: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             draft.unlink()
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 WEIGHTS = "model.safetensors"
@@ -208,24 +227,3 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-@contextmanager
-def _draft_directory(out: Path) -> Iterator[Path]:
-    """Give a directory that is renamed to `out` if the block succeeds."""
-    if out.exists():
-        raise UsageError(f"{out} exists already. Remove it, or choose another name.")
-    draft = out.with_name(f"{out.name}.{secrets.token_hex(4)}~")
-    try:
-        draft.mkdir()
-        yield draft
-        for folder in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
-            sync_directory(folder)
-        draft.rename(out)
-        sync_directory(out.absolute().parent)
-    except OSError as exc:
-        raise UsageError(
-            f"{out} cannot be written: {exc.strerror or exc}. Choose another path."
-        ) from exc
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)

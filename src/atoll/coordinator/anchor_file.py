@@ -154,19 +154,15 @@ class AnchorFiles:
     def _write(self, state: CoordinatorState, fill: Fill) -> AnchorFile:
         assert state.model is not None
         layout = lay_out(state.model, state.settings)
-        kept_constants = self._threaded_service.change_by(
-            lambda service, _: service.catalogue.kept
+        journal, kept_constants = self._threaded_service.change_by(
+            lambda service, _: (service.journal, service.catalogue.kept)
         )
         plan = FilePlan.of(
             state.run, state.model, fragments=len(layout), kept_constants=kept_constants
         )
-        constants = self._threaded_service.change_by(
-            lambda service, _: service.journal.constants
-        )
         for constant in plan.constants:
-            constants.require_sound(constant)
-        room = self._threaded_service.change_by(lambda service, _: service.journal.room)
-        room.require(plan.size_bytes, purpose="a copy of the anchor to send")
+            journal.constants.require_sound(constant)
+        journal.room.require(plan.size_bytes, purpose="a copy of the anchor to send")
         handle = nameless(self._directory)
         try:
             written = [

@@ -240,20 +240,21 @@ def table_heading(results: Results) -> TableRow:
 def table_rows(results: Results) -> list[TableRow]:
     """Return the rows of the table; bytes of data parallel are computed, in bf16."""
     ring, parallel = results["ring_bytes_bf16"], results["parallel"]
+    larger = max(results["bytes_up"], results["bytes_down"])
     return [
         *_loss_rows(results, parallel),
-        TableRow("sent by each", _bytes_cell(results["bytes_up"]), _bytes_cell(ring)),
+        TableRow("sent by each", format_bytes(results["bytes_up"]), format_bytes(ring)),
         TableRow(
-            "received by each", _bytes_cell(results["bytes_down"]), _bytes_cell(ring)
+            "received by each", format_bytes(results["bytes_down"]), format_bytes(ring)
         ),
-        TableRow("bytes, times those of islands", "1", _times(results["ratio_bf16"])),
-        TableRow("the same, gradients in fp32", "1", _times(results["ratio_fp32"])),
-        TableRow("each way at 100 Mbit/s", _sent_s(_larger(results)), _sent_s(ring)),
+        TableRow("bytes, times those of islands", "1", f"{results['ratio_bf16']:.0f}"),
+        TableRow("the same, gradients in fp32", "1", f"{results['ratio_fp32']:.0f}"),
+        TableRow("each way at 100 Mbit/s", _sent_s(larger), _sent_s(ring)),
         TableRow("stall", format_share(results["stall_share"]), ABSENT),
         TableRow(
             "training took",
             format_seconds(results["seconds"]),
-            _duration(parallel),
+            ABSENT if parallel is None else format_seconds(parallel["seconds"]),
         ),
     ]
 
@@ -287,28 +288,12 @@ def _loss_rows(results: Results, parallel: ParallelResults | None) -> list[Table
     ]
 
 
-def _larger(results: Results) -> float:
-    return max(results["bytes_up"], results["bytes_down"])
-
-
 def _loss(value: float) -> str:
     return f"{value:.3f}"
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:.0f}"
-
-
-def _bytes_cell(size_bytes: float) -> str:
-    return format_bytes(size_bytes)
-
-
 def _sent_s(size_bytes: float) -> str:
     return format_seconds(8 * size_bytes / LINK_BITS_PER_S)
-
-
-def _duration(parallel: ParallelResults | None) -> str:
-    return ABSENT if parallel is None else format_seconds(parallel["seconds"])
 
 
 BAR_MARKS = 24

@@ -77,7 +77,7 @@ class Compaction:
         written = _PieceDigests(header.elements)
         for vector in range(self._vectors):
             for index in range(wire.piece_count(self._elements)):
-                values = _vectors_of(self._piece(index))[vector]
+                values = self._piece(index).vectors[vector]
                 written.add(
                     vector * self._elements + index * wire.PIECE_ELEMENTS, values
                 )
@@ -94,7 +94,7 @@ class Compaction:
         digests = _PieceDigests(self._vectors * self._elements)
         for index in range(wire.piece_count(self._elements)):
             piece = self._piece(index)
-            vectors = _vectors_of(piece)
+            vectors = piece.vectors
             for block in blocks(len(piece.anchor)):
                 hashes.append(wire.state_piece([values[block] for values in vectors]))
             for vector, values in enumerate(vectors):
@@ -217,10 +217,6 @@ def _part(agreed: wire.Header, index: int, base: bytes) -> wire.Header:
         body_bytes=end - start,
         pieces=(agreed.pieces[index],),
     )
-
-
-def _vectors_of(state: FragmentState) -> list[F32]:
-    return [state.anchor, *state.moments]
 
 
 def _outer(header: wire.Header) -> wire.OuterValues:

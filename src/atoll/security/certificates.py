@@ -48,11 +48,6 @@ class Certificate:
     pin: str
     """The fingerprint to pin."""
 
-    is_self_signed: bool
-    """Whether callers need the pin, because no authority vouches for it."""
-
-    expires_unix_s: float
-
 
 def coordinator_certificate(
     directory: Path, *, hosts: Sequence[str], unix_s: float
@@ -89,8 +84,6 @@ def load_certificate(directory: Path, *, unix_s: float) -> Certificate:
     return Certificate(
         directory=directory,
         pin=fingerprint(certificate.public_bytes(Encoding.DER)),
-        is_self_signed=certificate.issuer == certificate.subject,
-        expires_unix_s=certificate.not_valid_after_utc.timestamp(),
     )
 
 

@@ -329,12 +329,6 @@ class OneTimeCodes:
             "minutes. Ask for a new invite: atoll invite RUN"
         )
 
-    def outstanding(self, *, now_s: float) -> int:
-        """Return how many codes could be redeemed now."""
-        with self._lock:
-            self._forget_old(now_s)
-            return len(self._expiry_s)
-
     def _forget_old(self, now_s: float) -> None:
         for digest, expiry_s in list(self._expiry_s.items()):
             if expiry_s <= now_s:

@@ -34,10 +34,6 @@ class SimProcess:
         return self._incarnation is not None and self._incarnation.is_alive
 
     @property
-    def is_frozen(self) -> bool:
-        return self.is_alive and not self.incarnation.runs
-
-    @property
     def incarnation(self) -> ProcessIncarnation:
         """The present incarnation; `UsageError` if the process is dead."""
         if self._incarnation is None or not self._incarnation.is_alive:

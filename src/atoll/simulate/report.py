@@ -219,10 +219,6 @@ def _failure(island: str, result: Simulated) -> str | None:
     return None if error is None else f"{type(error).__name__}: {error}"
 
 
-def _with_settings(test: str) -> str:
-    return f"from atoll import RunSettings\n{test}"
-
-
 WIDTH = 100
 """Columns of a page that is not on a terminal."""
 

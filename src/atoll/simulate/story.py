@@ -347,9 +347,10 @@ def lasts_s(fault: faults.Fault) -> float | None:
             | faults.FullDisk()
             | faults.ReadOnlyDisk()
             | faults.LinkFault()
+            | faults.Outage()
+            | faults.ListLag()
+            | faults.RosterLag()
         ):
-            return fault.for_s
-        case faults.Outage() | faults.ListLag() | faults.RosterLag():
             return fault.for_s
         case _:
             return None

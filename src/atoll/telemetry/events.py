@@ -57,6 +57,14 @@ class ValueKind(enum.Enum):
         """
         return _BOUNDED[self](value)
 
+    def field(self, description: str) -> EventField:
+        """Return a field of this type that every event of its name has."""
+        return EventField(self, description)
+
+    def optional(self, description: str) -> EventField:
+        """Return a field of this type that may be absent, or None."""
+        return EventField(self, description, is_optional=True)
+
 
 def text(value: object, max_chars: int = MAX_TEXT) -> str:
     """Return text cut to its bound, with anything like a secret masked."""
@@ -206,31 +214,27 @@ def _value(name: str, key: str, field: EventField, value: object) -> Value:
         ) from exc
 
 
-ISLAND = EventField(ValueKind.TEXT, "the island's name")
-INCARNATION = EventField(ValueKind.INTEGER, "the island's incarnation")
-FRAGMENT = EventField(ValueKind.INTEGER, "the fragment")
-ROUND = EventField(ValueKind.INTEGER, "the round")
+ISLAND = ValueKind.TEXT.field("the island's name")
+INCARNATION = ValueKind.INTEGER.field("the island's incarnation")
+FRAGMENT = ValueKind.INTEGER.field("the fragment")
+ROUND = ValueKind.INTEGER.field("the round")
 UPDATE = {"island": ISLAND, "fragment": FRAGMENT, "round": ROUND}
 FRAGMENT_ROUND = {"fragment": FRAGMENT, "round": ROUND}
-TARGET = {"target": EventField(ValueKind.TEXT, "its new address")}
+TARGET = {"target": ValueKind.TEXT.field("its new address")}
 
 EVENTS: Mapping[str, EventKind] = MappingProxyType(
     {
         "run_created": EventKind("The run's directory was created.", {}),
         "run_founded": EventKind(
             "The run got its first weights.",
-            {
-                "island": EventField(
-                    ValueKind.TEXT, "the founder; empty: `serve --init`"
-                )
-            },
+            {"island": ValueKind.TEXT.field("the founder; empty: `serve --init`")},
         ),
         "island_joined": EventKind(
             "An island became a member.",
             {
                 "island": ISLAND,
                 "incarnation": INCARNATION,
-                "version": EventField(ValueKind.TEXT, "the island's version of Atoll"),
+                "version": ValueKind.TEXT.field("the island's version of Atoll"),
             },
         ),
         "island_taken_over": EventKind(
@@ -242,7 +246,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             {
                 "island": ISLAND,
                 "incarnation": INCARNATION,
-                "reason": EventField(ValueKind.TEXT, "the reason"),
+                "reason": ValueKind.TEXT.field("the reason"),
             },
         ),
         "island_forgotten": EventKind(
@@ -258,43 +262,31 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "round_opened": EventKind(
             "A round accepts updates.",
             FRAGMENT_ROUND
-            | {
-                "islands": EventField(
-                    ValueKind.INTEGER, "number of islands it waits for"
-                )
-            },
+            | {"islands": ValueKind.INTEGER.field("number of islands it waits for")},
         ),
         "round_closing": EventKind(
             "A round accepts no further updates.",
             FRAGMENT_ROUND
             | {
-                "staged": EventField(ValueKind.INTEGER, "number of updates it has"),
-                "missing": EventField(
-                    ValueKind.NAMES, "islands it no longer waits for"
-                ),
+                "staged": ValueKind.INTEGER.field("number of updates it has"),
+                "missing": ValueKind.NAMES.field("islands it no longer waits for"),
             },
         ),
         "round_committed": EventKind(
             "A round's outcome is durable.",
             FRAGMENT_ROUND
             | {
-                "counted": EventField(
-                    ValueKind.INTEGER, "number of updates that counted"
+                "counted": ValueKind.INTEGER.field("number of updates that counted"),
+                "late": ValueKind.INTEGER.field("number of islands that were late"),
+                "refused": ValueKind.INTEGER.field("number of refused updates"),
+                "seconds": ValueKind.NUMBER.field(
+                    "time from its opening to its commit"
                 ),
-                "late": EventField(
-                    ValueKind.INTEGER, "number of islands that were late"
-                ),
-                "refused": EventField(ValueKind.INTEGER, "number of refused updates"),
-                "seconds": EventField(
-                    ValueKind.NUMBER, "time from its opening to its commit"
-                ),
-                "bytes": EventField(ValueKind.INTEGER, "size of the agreed mean"),
-                "digest": EventField(ValueKind.TEXT, "digest of the new state, in hex"),
-                "tokens": EventField(
-                    ValueKind.INTEGER, "tokens that the run has trained on"
-                ),
-                "stall_share": EventField(
-                    ValueKind.NUMBER, "share of the islands' time spent waiting", True
+                "bytes": ValueKind.INTEGER.field("size of the agreed mean"),
+                "digest": ValueKind.TEXT.field("digest of the new state, in hex"),
+                "tokens": ValueKind.INTEGER.field("tokens that the run has trained on"),
+                "stall_share": ValueKind.NUMBER.optional(
+                    "share of the islands' time spent waiting"
                 ),
             },
         ),
@@ -302,22 +294,20 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             "An update arrived complete and was verified.",
             UPDATE
             | {
-                "bytes": EventField(ValueKind.INTEGER, "size of its body"),
-                "seconds": EventField(
-                    ValueKind.NUMBER, "time since the round's opening"
-                ),
+                "bytes": ValueKind.INTEGER.field("size of its body"),
+                "seconds": ValueKind.NUMBER.field("time since the round's opening"),
             },
         ),
         "update_refused": EventKind(
             "An update does not count because of its content.",
-            UPDATE | {"reason": EventField(ValueKind.TEXT, "the reason")},
+            UPDATE | {"reason": ValueKind.TEXT.field("the reason")},
         ),
         "update_late": EventKind("An update missed its round.", UPDATE),
         "epoch_set": EventKind(
             "Settings that may change at run time were changed.",
             {
-                "epoch": EventField(ValueKind.INTEGER, "the new epoch"),
-                "values": EventField(ValueKind.VALUES, "the changed settings"),
+                "epoch": ValueKind.INTEGER.field("the new epoch"),
+                "values": ValueKind.VALUES.field("the changed settings"),
             },
         ),
         "run_paused": EventKind("An operator paused the closing of rounds.", {}),
@@ -327,7 +317,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "run_stays": EventKind("The move was cancelled; the run continues here.", {}),
         "run_stopped": EventKind(
             "An operator stopped the run.",
-            {"last_round": EventField(ValueKind.INTEGER, "the last round", True)},
+            {"last_round": ValueKind.INTEGER.optional("the last round")},
         ),
         "run_ended": EventKind("The run has ended.", {"round": ROUND}),
         "state_recovered": EventKind(
@@ -336,18 +326,16 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "journal_cut": EventKind(
             "The end of the log did not verify when it was opened, and was cut off.",
             {
-                "file": EventField(ValueKind.TEXT, "the segment"),
-                "first_byte": EventField(ValueKind.INTEGER, "offset of the cut"),
-                "bytes": EventField(
-                    ValueKind.INTEGER, "number of bytes that were cut off"
-                ),
+                "file": ValueKind.TEXT.field("the segment"),
+                "first_byte": ValueKind.INTEGER.field("offset of the cut"),
+                "bytes": ValueKind.INTEGER.field("number of bytes that were cut off"),
             },
         ),
         "journal_damaged": EventKind(
             "A part of the journal did not verify, and the run continues without it.",
             {
-                "message": EventField(
-                    ValueKind.TEXT, "the damage, its location and the remedy"
+                "message": ValueKind.TEXT.field(
+                    "the damage, its location and the remedy"
                 )
             },
         ),
@@ -357,29 +345,27 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         ),
         "disk_failed": EventKind(
             "A write failed, or would have used the disk reserve of the journal.",
-            {"message": EventField(ValueKind.TEXT, "the error and the remedy")},
+            {"message": ValueKind.TEXT.field("the error and the remedy")},
         ),
         "fault": EventKind(
             "An unexpected error, which is a bug; the log has the traceback.",
-            {"message": EventField(ValueKind.TEXT, "location and error")},
+            {"message": ValueKind.TEXT.field("location and error")},
         ),
         "audit": EventKind(
             "A request was allowed or denied.",
             {
-                "what": EventField(ValueKind.TEXT, "the kind of request"),
-                "answer": EventField(ValueKind.TEXT, "the answer"),
-                "address": EventField(ValueKind.TEXT, "the caller's IP address"),
-                "at_unix_s": EventField(ValueKind.NUMBER, "the time of the request"),
-                "role": EventField(ValueKind.TEXT, "the caller's verified role"),
-                "route": EventField(ValueKind.TEXT, "method and path"),
-                "action": EventField(ValueKind.TEXT, "the control action", True),
-                "island": EventField(
-                    ValueKind.TEXT, "the island that the caller claimed to be", True
+                "what": ValueKind.TEXT.field("the kind of request"),
+                "answer": ValueKind.TEXT.field("the answer"),
+                "address": ValueKind.TEXT.field("the caller's IP address"),
+                "at_unix_s": ValueKind.NUMBER.field("the time of the request"),
+                "role": ValueKind.TEXT.field("the caller's verified role"),
+                "route": ValueKind.TEXT.field("method and path"),
+                "action": ValueKind.TEXT.optional("the control action"),
+                "island": ValueKind.TEXT.optional(
+                    "the island that the caller claimed to be"
                 ),
-                "untold": EventField(
-                    ValueKind.INTEGER,
-                    "number of similar requests before it without an event",
-                    True,
+                "untold": ValueKind.INTEGER.optional(
+                    "number of similar requests before it without an event"
                 ),
             },
         ),
@@ -388,34 +374,26 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             {
                 "island": ISLAND,
                 "round": ROUND,
-                "inner_steps": EventField(
-                    ValueKind.INTEGER, "inner steps of the island"
-                ),
-                "tokens": EventField(ValueKind.INTEGER, "tokens of the island"),
-                "loss": EventField(ValueKind.NUMBER, "the reported loss", True),
-                "metrics": EventField(
-                    ValueKind.NUMBERS, "other reported metrics", True
-                ),
+                "inner_steps": ValueKind.INTEGER.field("inner steps of the island"),
+                "tokens": ValueKind.INTEGER.field("tokens of the island"),
+                "loss": ValueKind.NUMBER.optional("the reported loss"),
+                "metrics": ValueKind.NUMBERS.optional("other reported metrics"),
             },
         ),
         "work_dropped": EventKind(
             "An island missed too many rounds in a row, and dropped its work.",
             {
                 "island": ISLAND,
-                "steps": EventField(ValueKind.INTEGER, "inner steps dropped now"),
-                "total_steps": EventField(
-                    ValueKind.INTEGER, "inner steps dropped so far"
-                ),
+                "steps": ValueKind.INTEGER.field("inner steps dropped now"),
+                "total_steps": ValueKind.INTEGER.field("inner steps dropped so far"),
             },
         ),
         "events_dropped": EventKind(
             "A sink missed events.",
             {
-                "sink": EventField(ValueKind.TEXT, "the name of the sink"),
-                "dropped": EventField(
-                    ValueKind.INTEGER, "number of missed events so far"
-                ),
-                "reason": EventField(ValueKind.TEXT, "slow, or its last error"),
+                "sink": ValueKind.TEXT.field("the name of the sink"),
+                "dropped": ValueKind.INTEGER.field("number of missed events so far"),
+                "reason": ValueKind.TEXT.field("slow, or its last error"),
             },
         ),
     }

@@ -17,7 +17,7 @@ from atoll.wire.digests import (
     state_piece,
     state_root,
 )
-from atoll.wire.files import read_frame, read_header, read_pieces, write_frame
+from atoll.wire.files import read_frame, read_header, read_pieces
 from atoll.wire.frame import (
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
@@ -80,5 +80,4 @@ __all__ = [
     "verify_body",
     "verify_piece",
     "with_body",
-    "write_frame",
 ]

@@ -1,25 +1,21 @@
-"""Frames in files: written whole or not at all, read piece by piece."""
+"""Frames in files, read piece by piece."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.errors import CorruptError, UsageError
+from atoll.errors import CorruptError
 from atoll.wire.codecs import codec
-from atoll.wire.digests import Bytes, piece_range, view_of
+from atoll.wire.digests import piece_range
 from atoll.wire.frame import (
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
     PREFIX_BYTES,
     header_length,
-    pack,
     unpack,
     verify_piece,
 )
@@ -74,37 +70,3 @@ def read_frame(
     for piece in read_pieces(file, header):
         body += piece
     return header, np.frombuffer(body, dtype=np.uint8)
-
-
-def write_frame(path: str | Path, header: Header, body: Bytes) -> None:
-    """Make `path` hold the frame, durably.
-
-    Safe to repeat. After an error or a crash the path holds what it held before, or
-    the whole frame.
-    """
-    view = view_of(body)
-    if len(view) != header.body_bytes:
-        raise UsageError(
-            f"a body of {len(view)} bytes is not the one that the {header.name} was "
-            f"sealed for, of {header.body_bytes}. Call with_body first."
-        )
-    target = Path(path)
-    with NamedTemporaryFile(dir=target.parent, prefix=".", delete=False) as file:
-        try:
-            file.write(pack(header))
-            file.write(view)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, target)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    _sync_directory(target.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -68,6 +68,84 @@ def test_a_nesterov_step_is_the_text_for_any_vector(kind: str, values: F32) -> N
 
 @kinds
 @shapes
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("is_last", [True, False])
+@pytest.mark.parametrize("share", [1.0, fp32(1 / 3), 2.0**-36])
+@np.errstate(over="ignore", invalid="ignore")
+def test_a_delayed_step_is_the_text(
+    kind: str, shape: str, is_first: bool, is_last: bool, share: float
+) -> None:
+    """Wherever a round lies in its buffer, every bit is that of the text."""
+    anchor, velocity = SHAPES["special"](5001), SHAPES[shape](5001)
+    for mean in (SHAPES["gaussian"](5001), SHAPES["special"](5001)):
+        change, moved = text.delayed_nesterov(
+            mean,
+            velocity,
+            lr=LR,
+            momentum=MOMENTUM,
+            share=share,
+            is_first=is_first,
+            is_last=is_last,
+        )
+        served = anchor.copy(), velocity.copy()
+        with serving(kind):
+            kernels.active().nesterov(
+                *served, mean, LR, MOMENTUM, share, is_first, is_last
+            )
+
+        assert same_bits(served[0], text.apply(anchor, change))
+        assert same_bits(served[1], moved)
+
+
+@kinds
+@given(values=plain_vectors, share=st.floats(2.0**-36, 1.0, width=32))
+def test_a_delayed_step_is_the_text_for_any_share(
+    kind: str, values: F32, share: float
+) -> None:
+    """No vector and no share tell kernel and text apart, for Nesterov and for SGD."""
+    anchor, velocity, mean = values, values[::-1].copy(), np.roll(values, 1)
+    change, moved = text.delayed_nesterov(
+        mean,
+        velocity,
+        lr=LR,
+        momentum=MOMENTUM,
+        share=share,
+        is_first=False,
+        is_last=True,
+    )
+    served, descended = (anchor.copy(), velocity.copy()), anchor.copy()
+    with serving(kind):
+        kernels.active().nesterov(*served, mean, LR, MOMENTUM, share, False, True)
+        kernels.active().sgd(descended, mean, LR, share)
+
+    assert same_bits(served[0], text.apply(anchor, change))
+    assert same_bits(served[1], moved)
+    assert same_bits(descended, text.apply(anchor, text.sgd(mean, lr=LR, share=share)))
+
+
+@kinds
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_delayed_step_decodes_bf16(kind: str, share: float) -> None:
+    """A bf16 body gives the bits of its fp32 numbers, and refuses NaN, at any share."""
+    half = (SHAPES["special"](5001).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    wide = (half.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    states = []
+    for mean in (half, wide):
+        states.append([SHAPES["gaussian"](5001), SHAPES["special"](5001)])
+        with serving(kind):
+            step = kernels.active().nesterov
+            assert step(*states[-1], mean, LR, MOMENTUM, share, True, False) == -1
+    assert all(map(same_bits, *states))
+
+    half[[77, 99]] = 0x7FC0
+    with serving(kind):
+        refused = step(*states[0], half, LR, MOMENTUM, share, True, False)
+
+    assert refused == 77
+
+
+@kinds
+@shapes
 @pytest.mark.parametrize("count", [1, 7])
 @np.errstate(over="ignore", invalid="ignore")
 def test_adam_is_the_text(kind: str, shape: str, count: int) -> None:

@@ -47,7 +47,7 @@ def sgd(mean: A, *, lr: float, share: float = 1.0) -> A:
     With `lr = 1` the new anchor is the mean of the islands' weights (FedAvg). `share`
     is below 1 in a round that does not fill the buffer of an asynchronous run.
     """
-    return flush(flush(flush(mean) * share) * -lr)
+    return flush(flush(mean * share) * -lr)
 
 
 def heavy_ball(mean: A, velocity: A, *, lr: float, momentum: float) -> tuple[A, A]:
@@ -111,7 +111,7 @@ def delayed_nesterov(
     [6.0] [-3.0]
     """
     decay, ahead = momentum if is_first else 1.0, momentum if is_last else 0.0
-    fresh = flush(flush(mean) * share)
+    fresh = flush(mean * share)  # a tiny mean is flushed too: share is at most 1
     velocity = flush(flush(velocity * decay) + fresh)
     return flush(flush(fresh + flush(velocity * ahead)) * -lr), velocity
 

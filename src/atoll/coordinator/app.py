@@ -215,6 +215,7 @@ class Coordinator:
                 up=settings.wire.up,
                 down=settings.wire.down,
                 optimizer=settings.outer.optimizer,
+                is_async=settings.sync.is_async,
             )
         except Exception as exc:  # the first update tries again
             self._failed(None, exc)

@@ -292,4 +292,5 @@ def load_kernels(settings: RunSettings) -> None:
         up=settings.wire.up,
         down=settings.wire.down,
         optimizer=settings.outer.optimizer,
+        is_async=settings.sync.is_async,
     )

@@ -60,12 +60,12 @@ def use(kind: str) -> None:
     _selected[:] = [module]
 
 
-def warm(*, up: str, down: str, optimizer: str) -> None:
+def warm(*, up: str, down: str, optimizer: str, is_async: bool = False) -> None:
     """Load or compile the kernels of a run with these settings before its first update.
 
     Takes seconds where numba's cache is empty. Safe to repeat, and from any thread.
     """
-    warm_kernels(active(), up=up, down=down, optimizer=optimizer)
+    warm_kernels(active(), up=up, down=down, optimizer=optimizer, is_async=is_async)
 
 
 _SIZES = {
@@ -84,7 +84,9 @@ ELEMENTS = STATE_PIECE + 1
 _OUTER = 0.5
 
 
-def warm_kernels(active: ModuleType, *, up: str, down: str, optimizer: str) -> None:
+def warm_kernels(
+    active: ModuleType, *, up: str, down: str, optimizer: str, is_async: bool
+) -> None:
     """Call each kernel once with a tiny vector, for a run's codecs and optimizer.
 
     The part of a codec's name before the first dash selects its kernel: bf16 has two
@@ -93,7 +95,8 @@ def warm_kernels(active: ModuleType, *, up: str, down: str, optimizer: str) -> N
     _codec(active, _kernel_of(up))
     _sums(active)
     _codec(active, _kernel_of(down))
-    _step(active, optimizer, _kernel_of(down))
+    for share in (1.0, _OUTER) if is_async else (1.0,):
+        _step(active, optimizer, _kernel_of(down), share)
 
 
 def _kernel_of(codec: str) -> str:
@@ -124,23 +127,24 @@ def _sums(active: ModuleType) -> None:
     active.scale(total, _OUTER)
 
 
-def _step(active: ModuleType, optimizer: str, down: str) -> None:
+def _step(active: ModuleType, optimizer: str, down: str, share: float) -> None:
     """Take an outer step, with scalars of the type that a state gives.
 
-    Nesterov's takes a body of numbers or decoded elements.
+    Nesterov's takes a body of numbers or decoded elements. A share of 1 is compiled
+    separately.
     """
     scalar = np.float32(_OUTER)
     if optimizer == "sgd":
-        active.sgd(_zeros(), _zeros(), scalar)
+        active.sgd(_zeros(), _zeros(), scalar, share)
     elif optimizer == "adam":
         vectors = [_zeros() for _ in range(4)]
         active.adam(*vectors, *[scalar] * 6)
+    elif optimizer == "heavy_ball":
+        active.heavy_ball(_zeros(), _zeros(), _zeros(), scalar, scalar)
     else:
-        step = getattr(active, optimizer)
-        step(_zeros(), _zeros(), _zeros(), scalar, scalar)
-        if optimizer == "nesterov":
-            body = np.zeros(ELEMENTS, _TYPES.get(down, np.float32))
-            step(_zeros(), _zeros(), body, scalar, scalar)
+        body = np.zeros(ELEMENTS, _TYPES.get(down, np.float32))
+        for mean in (_zeros(), body):
+            active.nesterov(_zeros(), _zeros(), mean, scalar, scalar, share)
 
 
 def _zeros() -> F32:

@@ -564,10 +564,10 @@ def scale(total: F32, share: float) -> None:
 
 
 @_quiet
-def sgd(anchor: F32, mean: F32, lr: float) -> None:
-    """Take the outer step of plain descent."""
+def sgd(anchor: F32, mean: F32, lr: float, share: float = 1.0) -> None:
+    """Take the outer step of plain descent, by a share of the mean."""
     for span in ranges(anchor.size):
-        _descend(anchor[span], flush(mean[span].copy()), lr)
+        _descend(anchor[span], flush(mean[span] * np.float32(share)), lr)
 
 
 @_quiet
@@ -582,22 +582,31 @@ def heavy_ball(
 
 @_quiet
 def nesterov(
-    anchor: F32, velocity: F32, mean: F32 | U16, lr: float, momentum: float
+    anchor: F32,
+    velocity: F32,
+    mean: F32 | U16,
+    lr: float,
+    momentum: float,
+    share: float = 1.0,
+    is_first: bool = True,
+    is_last: bool = True,
 ) -> int:
-    """Take the outer step of Nesterov's momentum.
+    """Take the outer step of Nesterov's momentum, delayed if a buffer is not filled.
 
     `mean` is fp32, or a bf16 body that is decoded on the way. Returns the index of its
     first number that is not finite, or -1; the state is then spoilt.
     """
+    decay, ahead = momentum if is_first else 1.0, momentum if is_last else 0.0
     first_refused = -1
     for span in ranges(anchor.size):
         pull = _widened(mean[span])
         refused = first_not_finite(pull)
         if refused >= 0 > first_refused:
             first_refused = span.start + refused
+        pull *= np.float32(share)
         flush(pull)
-        _gather(velocity[span], pull, momentum)
-        pull += flush(velocity[span] * np.float32(momentum))
+        _gather(velocity[span], pull, decay)
+        pull += flush(velocity[span] * np.float32(ahead))
         _descend(anchor[span], flush(pull), lr)
     return first_refused
 

@@ -20,6 +20,9 @@ from atoll.kernels.with_numba.jit import (
     widen,
 )
 
+Share = np.float32 | None
+"""A factor of the mean; None is 1, for which numba leaves out the product."""
+
 _STRIP = 4096
 """Elements: a multiple of a norm's lanes, whose vectors fit the first cache."""
 
@@ -88,9 +91,9 @@ def scale(total: F32, share: float) -> None:
     _scale(total, np.float32(share))
 
 
-def sgd(anchor: F32, mean: F32, lr: float) -> None:
-    """Take the outer step of plain descent."""
-    _sgd(anchor, mean, np.float32(lr))
+def sgd(anchor: F32, mean: F32, lr: float, share: float = 1.0) -> None:
+    """Take the outer step of plain descent, by a share of the mean."""
+    _sgd(anchor, mean, np.float32(lr), _share(share))
 
 
 def heavy_ball(
@@ -101,17 +104,29 @@ def heavy_ball(
 
 
 def nesterov(
-    anchor: F32, velocity: F32, mean: F32 | U16, lr: float, momentum: float
+    anchor: F32,
+    velocity: F32,
+    mean: F32 | U16,
+    lr: float,
+    momentum: float,
+    share: float = 1.0,
+    is_first: bool = True,
+    is_last: bool = True,
 ) -> int:
-    """Take the outer step of Nesterov's momentum.
+    """Take the outer step of Nesterov's momentum, delayed if a buffer is not filled.
 
     `mean` is fp32, or a bf16 body that is decoded on the way. Returns the index of its
     first number that is not finite, or -1; the state is then spoilt.
     """
-    scalars = np.float32(lr), np.float32(momentum)
+    decay, ahead = momentum if is_first else 1.0, momentum if is_last else 0.0
+    scalars = np.float32(lr), _share(share), np.float32(decay), np.float32(ahead)
     if mean.dtype == np.uint16:
         return _nesterov(anchor, velocity, mean.view(np.uint16), BF16, *scalars)
     return _nesterov(anchor, velocity, mean.view(np.uint32), FP32, *scalars)
+
+
+def _share(share: float) -> Share:
+    return None if share == 1.0 else np.float32(share)
 
 
 def adam(
@@ -165,9 +180,10 @@ def _scale(total: F32, share: np.float32) -> None:
 
 
 @jit
-def _sgd(anchor: F32, mean: F32, lr: np.float32) -> None:
+def _sgd(anchor: F32, mean: F32, lr: np.float32, share: Share) -> None:
     for i in range(anchor.size):
-        anchor[i] = flush(anchor[i] - flush(flush(mean[i]) * lr))
+        fresh = flush(mean[i] if share is None else mean[i] * share)
+        anchor[i] = flush(anchor[i] - flush(fresh * lr))
 
 
 @jit
@@ -187,16 +203,18 @@ def _nesterov(
     mean: U32 | U16,
     half: Half,
     lr: np.float32,
-    momentum: np.float32,
+    share: Share,
+    decay: np.float32,
+    ahead: np.float32,
 ) -> int:
     largest = np.uint32(0)
     for i in range(anchor.size):
         bits = widen(mean[i], half)
         largest = max(largest, np.uint32(bits & MAGNITUDE))
-        fresh = flush(float_of(bits))
-        gathered = flush(flush(velocity[i] * momentum) + fresh)
+        fresh = flush(float_of(bits) if share is None else float_of(bits) * share)
+        gathered = flush(flush(velocity[i] * decay) + fresh)
         velocity[i] = gathered
-        pull = flush(fresh + flush(gathered * momentum))
+        pull = flush(fresh + flush(gathered * ahead))
         anchor[i] = flush(anchor[i] - flush(pull * lr))
     return first_at_least(mean, INFINITY, half) if largest >= INFINITY else -1
 

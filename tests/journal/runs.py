@@ -82,7 +82,7 @@ def an_agreed(
         codec=down,
         elements=elements,
         weight=0,
-        outer=outer,
+        outer=outer.in_state(0) if is_void else outer,
         roster=Roster(tuple(entries)),
     )
     return with_body(header, body), body

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atoll.disk import SystemDisk
 from atoll.simulate.world import SimDisk
 from atoll.wire import MOMENTS, PIECE_ELEMENTS, OuterValues, pack
-from tests.journal.runs import RUN, Run
+from tests.journal.runs import NESTEROV, RUN, Run
 
 SIZES = {
     "one element": 1,
@@ -24,11 +27,15 @@ OUTERS = [
     OuterValues(optimizer="nesterov", lr=0.5, momentum=0.875),
     OuterValues(optimizer="heavy_ball", lr=0.5, momentum=0.875),
     OuterValues(optimizer="adam", lr=2.0**-7, momentum=0.875),
+    OuterValues(optimizer="nesterov", lr=0.5, momentum=0.875, share=0.75, buffer=2),
+    OuterValues(optimizer="sgd", lr=0.5, momentum=0.0, share=0.25, buffer=4),
 ]
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("outer", OUTERS, ids=lambda outer: outer.optimizer)
+@pytest.mark.parametrize(
+    "outer", OUTERS, ids=lambda outer: f"{outer.optimizer}-{outer.buffer}"
+)
 def test_the_file_is_the_frame_that_live_weights_would_give(
     outer: OuterValues, size: int
 ) -> None:
@@ -95,3 +102,46 @@ def test_the_outer_values_of_each_round_are_used() -> None:
 
     assert MOMENTS[run.outer.optimizer] == len(run.states[0].moments)
     assert np.isfinite(run.states[0].anchor).all()
+
+
+@pytest.mark.parametrize("elements", [5, PIECE_ELEMENTS + 333])
+@settings(max_examples=20, deadline=None)
+@given(
+    rounds=st.lists(
+        st.tuples(
+            st.integers(1, 3),  # islands
+            st.sampled_from([1, 2, 3, 5]),  # the buffer, which may change
+            st.sampled_from(["fp32", "bf16", "int8"]),
+            st.booleans(),  # void
+            st.sampled_from(["", "compact", "reopen"]),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_rounds_of_a_buffer_replay_to_the_live_digest(
+    elements: int, rounds: list[tuple[int, int, str, bool, str]]
+) -> None:
+    """Wherever a buffer stands when a state is written, a restart goes on from there.
+
+    A state that lost the count would take the momentum in another round.
+    """
+    run = Run(SimDisk(), sizes=(elements,)).start()
+    for number, (islands, buffer, down, is_void, then) in enumerate(rounds):
+        share = min(1.0, float(np.float32(islands / buffer)))
+        run.outer = replace(NESTEROV, share=share, buffer=buffer)
+        run.commit(0, value=2.0**-20, down=down, is_void=is_void, islands=islands)
+        live = run.states[0]
+        if then == "compact":
+            run.journal.compact(0)
+        if then == "reopen":
+            run.reopen().check()
+            assert (live.count, live.digest) == (
+                run.states[0].count,
+                run.states[0].digest,
+            )
+        assert run.journal.recorded.fragment(0).digest == live.digest
+        assert live.round == number + 1
+    run.reopen().check()
+
+    assert run.states[0].digest == run.journal.recorded.fragment(0).digest

@@ -1,6 +1,6 @@
 """A coordinator's first round, after which it is told what numba had to load for it.
 
-    python -m tests.kernels.first_round UP DOWN OPTIMIZER
+    python -m tests.kernels.first_round UP DOWN OPTIMIZER MODE
 
 Prints how many functions were compiled or loaded before the round, and during it.
 """
@@ -16,6 +16,7 @@ from atoll import RunSettings, kernels
 from atoll.island.numpy_model import vector_model
 from atoll.kernels.layouts import STATE_PIECE
 from atoll.protocol.rounds import judge_updates
+from atoll.settings import OuterSection, SyncSection, WireSection
 from atoll.weights import FragmentState, UpdateCheck, agree, lay_out, seal, terms_of
 from atoll.weights.reduce import Framed
 from atoll.wire import FrameKind, Header, with_body
@@ -47,11 +48,13 @@ def spooled(body: np.ndarray) -> np.ndarray:
     return readable
 
 
-def settings_of(up: str, down: str, optimizer: str) -> RunSettings:
-    outer: dict[str, object] = {"optimizer": optimizer, "weight": "tokens"}
-    if optimizer == "adam":
-        outer["lr"] = 0.001
-    return RunSettings.from_dict({"wire": {"up": up, "down": down}, "outer": outer})
+def settings_of(up: str, down: str, optimizer: str, mode: str) -> RunSettings:
+    lr = 0.001 if optimizer == "adam" else 0.7
+    return RunSettings(
+        sync=SyncSection(mode=mode),
+        wire=WireSection(up=up, down=down),
+        outer=OuterSection(optimizer=optimizer, lr=lr, weight="tokens"),
+    )
 
 
 def updates(settings: RunSettings, weights: dict[str, int]) -> dict[str, Framed]:
@@ -81,14 +84,16 @@ def updates(settings: RunSettings, weights: dict[str, int]) -> dict[str, Framed]
 
 
 def reduced(settings: RunSettings, came: dict[str, Framed]) -> None:
-    """Judge what comes, reduce it and take the outer step."""
+    """Judge what comes, reduce it and take the outer steps.
+
+    In an asynchronous run the updates fill their buffer, and then only a part of it.
+    """
     (layout,) = lay_out(vector_model({"w": (ELEMENTS,)}), settings)
     terms = terms_of(layout, settings)
     for header, body in came.values():
         check = UpdateCheck(header, layout, terms)
         check.decoded(np.frombuffer(bytearray(body.tobytes()), np.uint8), ELEMENTS)
         check.finish()
-    state = FragmentState.found(np.zeros(ELEMENTS, np.float32), terms.outer.optimizer)
     headers = [header for header, _ in came.values()]
     roster = judge_updates(
         headers,
@@ -98,26 +103,31 @@ def reduced(settings: RunSettings, came: dict[str, Framed]) -> None:
         counted=lambda island: None,
         settings=settings,
     )
-    agreed, mean = agree(
-        layout,
-        terms,
-        roster,
-        {name: (header, spooled(body)) for name, (header, body) in came.items()},
-        run="run",
-        fragment=0,
-        round=1,
-        base=state.digest,
-        outer=terms.outer,
-    )
-    state.apply(agreed, mean)
+    for buffer in (len(came), 2 * len(came)) if settings.sync.is_async else (0,):
+        optimizer = terms.outer.optimizer
+        state = FragmentState.found(np.zeros(ELEMENTS, np.float32), optimizer)
+        agreed, mean = agree(
+            layout,
+            terms,
+            roster,
+            {name: (header, spooled(body)) for name, (header, body) in came.items()},
+            run="run",
+            fragment=0,
+            round=1,
+            base=state.digest,
+            outer=terms.outer,
+            buffer=buffer,
+        )
+        state.apply(agreed, mean)
 
 
 def main() -> None:
-    up, down, optimizer = sys.argv[1:]
-    settings = settings_of(up, down, optimizer)
+    up, down, optimizer, mode = sys.argv[1:]
+    settings = settings_of(up, down, optimizer, mode)
     even = updates(settings, {"a": 1, "b": 1, "c": 1, "d": 1})
     uneven = updates(settings, {"a": 1, "b": 2})
-    kernels.warm(up=up, down=down, optimizer=optimizer)
+    is_async = settings.sync.is_async
+    kernels.warm(up=up, down=down, optimizer=optimizer, is_async=is_async)
     before = count_compiled()
     reduced(settings, even)
     reduced(settings, uneven)

@@ -15,20 +15,25 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("up", "down", "optimizer"),
+    ("up", "down", "optimizer", "mode"),
     [
-        ("fp32", "fp32", "nesterov"),
-        ("bf16-stochastic", "bf16", "nesterov"),
-        ("e3m0", "int8", "nesterov"),
-        ("topk-2bit", "int8", "heavy_ball"),
-        ("int8", "bf16", "adam"),
-        ("bf16", "fp32", "sgd"),
+        ("fp32", "fp32", "nesterov", "sync"),
+        ("bf16-stochastic", "bf16", "nesterov", "sync"),
+        ("e3m0", "int8", "nesterov", "sync"),
+        ("topk-2bit", "int8", "heavy_ball", "sync"),
+        ("int8", "bf16", "adam", "sync"),
+        ("bf16", "fp32", "sgd", "sync"),
+        ("bf16", "bf16", "nesterov", "async"),
+        ("e3m0", "int8", "nesterov", "async"),
+        ("bf16", "fp32", "sgd", "async"),
     ],
 )
-def test_a_round_after_it_loads_nothing(up: str, down: str, optimizer: str) -> None:
+def test_a_round_after_it_loads_nothing(
+    up: str, down: str, optimizer: str, mode: str
+) -> None:
     """No kernel is compiled or loaded that was not there, for types that were not."""
     said = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.first_round", up, down, optimizer],
+        [sys.executable, "-m", "tests.kernels.first_round", up, down, optimizer, mode],
         capture_output=True,
         text=True,
         check=True,

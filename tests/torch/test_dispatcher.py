@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +16,14 @@ import torch.distributed as dist
 from atoll.errors import CorruptError, UsageError
 from atoll.torch.ranks.channel import LEADER, Message, RankChannel
 from atoll.torch.ranks.dispatcher import (
+    ENCODINGS,
     OnlyLeader,
     RankDispatcher,
     Thread,
     on_all_ranks,
 )
-from atoll.wire import Verdict
+from atoll.weights.state import OuterStep
+from atoll.wire import OuterValues, Verdict
 
 pytestmark = pytest.mark.torch
 
@@ -197,3 +200,18 @@ def test_a_call_that_no_method_takes_is_refused(
         island.leader.ranks.background.execute(order, lambda: None)
 
     assert island.other.called == []
+
+
+def test_an_outer_step_reaches_the_other_ranks_as_it_is() -> None:
+    """Each rank steps its part with the same share, at the same place of a buffer."""
+    step = OuterStep(
+        outer=OuterValues(
+            optimizer="nesterov", lr=0.5, momentum=0.875, share=0.25, buffer=4
+        ),
+        count=2,
+        is_first=False,
+        is_last=False,
+    )
+    encoding = ENCODINGS[OuterStep]
+
+    assert encoding.decode(json.loads(json.dumps(encoding.encode(step)))) == step

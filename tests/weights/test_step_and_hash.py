@@ -8,7 +8,7 @@ import xxhash
 
 from atoll.errors import CorruptError
 from atoll.kernels import with_numpy
-from atoll.weights.state import STEP_BLOCK, step_and_hash
+from atoll.weights.state import STEP_BLOCK, OuterStep, step_and_hash
 from atoll.wire import (
     STATE_PIECE,
     FrameKind,
@@ -70,11 +70,12 @@ def test_it_is_the_step_and_the_librarys_hash(
     with_numpy.nesterov(*expected, mean, LR, MOMENTUM)
 
     with serving(kind):
+        header = agreed(body, elements, down=down)
         hashes = step_and_hash(
             (anchor, velocity),
-            agreed(body, elements, down=down),
+            header,
             body,
-            count=0,
+            step=OuterStep.of(header, 0),
             threads=threads,
         )
 
@@ -98,9 +99,10 @@ def test_a_mean_that_is_not_finite_is_found(
     half[[at, -1]] = bad
     numbers = half if down == "bf16" else half.astype(np.uint32) << np.uint32(16)
     body = numbers.view(np.uint8)
+    header = agreed(body, elements, down=down)
 
     with (
         serving(kind),
         pytest.raises(CorruptError, match=f"Element {at} of the outcome of fragment 2"),
     ):
-        step_and_hash(state, agreed(body, elements, down=down), body, count=0)
+        step_and_hash(state, header, body, step=OuterStep.of(header, 0))

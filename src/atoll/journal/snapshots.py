@@ -115,7 +115,7 @@ class Compaction:
             island="",
             incarnation=0,
             epoch=last.epoch,
-            outer=replace(_outer(last), count=piece.count),
+            outer=_outer(last).in_state(piece.count),
             pieces=digests.digests(),
         )
 

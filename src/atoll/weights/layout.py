@@ -171,38 +171,44 @@ class Terms:
     is_weighted: bool
     """Whether an update's weight is its tokens; else it is 1."""
 
+    staleness: str
+    """How an update's age lowers its weight, as `algorithm.pace.factor` has it."""
+
     outer: OuterValues
     """The exact fp32 values of the open round."""
 
 
 def terms_of(layout: FragmentLayout, settings: RunSettings) -> Terms:
     """Return the terms of one fragment of a run."""
+    staleness = settings.asynchronous.staleness
     if layout.is_buffers:
-        return _buffer_terms(settings.outer)
-    return _parameter_terms(settings.outer, settings.wire)
+        return _buffer_terms(settings.outer, staleness)
+    return _parameter_terms(settings.outer, settings.wire, staleness)
 
 
 # Every update is checked with them, and a run seldom changes them.
 @lru_cache(maxsize=64)
-def _buffer_terms(outer: OuterSection) -> Terms:
+def _buffer_terms(outer: OuterSection, staleness: str) -> Terms:
     return Terms(
         up=codec("fp32"),
         down=codec("fp32"),
         merge="mean",
         has_feedback=False,
         is_weighted=outer.weight == "tokens",
+        staleness=staleness,
         outer=OuterValues(optimizer="sgd", lr=1.0, momentum=0.0),
     )
 
 
 @lru_cache(maxsize=64)
-def _parameter_terms(outer: OuterSection, wire: WireSection) -> Terms:
+def _parameter_terms(outer: OuterSection, wire: WireSection, staleness: str) -> Terms:
     return Terms(
         up=codec(wire.up),
         down=codec(wire.down),
         merge=outer.merge,
         has_feedback=wire.error_feedback,
         is_weighted=outer.weight == "tokens",
+        staleness=staleness,
         outer=OuterValues(
             optimizer=outer.optimizer, lr=outer.lr, momentum=outer.momentum
         ),

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll import kernels
 from atoll.algorithm import merge as text
+from atoll.algorithm.pace import buffer_share
 from atoll.errors import NonFinite
 from atoll.protocol import refuse_all
 from atoll.weights.layout import (
@@ -207,6 +208,7 @@ def agree(
     round: int,
     base: bytes,
     outer: OuterValues,
+    buffer: int = 0,
     epoch: int = 0,
     after_block: Callable[[], None] | None = None,
     spare: BodyPool | None = None,
@@ -214,10 +216,12 @@ def agree(
 ) -> Framed:
     """Return the agreed frame: the mean of the counted `updates`, and the roster.
 
-    Finite updates whose mean is not refuse the whole round: no single island is to
-    blame, and the round is void. The bytes do not depend on the number of `threads`.
+    The weights are those of the roster. `buffer` is how many updates make one step of
+    the velocity in an asynchronous run, and 0 in a synchronous one. Finite updates
+    whose mean is not refuse the whole round: no single island is to blame, and the
+    round is void. The bytes do not depend on the number of `threads`.
     """
-    counted = [updates[entry.island] for entry in roster.counted]
+    counted = [(entry.weight, *updates[entry.island]) for entry in roster.counted]
     body = np.empty(0, np.uint8)
     digests = [b""] * piece_count(layout.elements)
 
@@ -229,8 +233,8 @@ def agree(
             body = reduce(
                 layout,
                 [
-                    Contribution(codec(h.codec), body_part, h.weight)
-                    for h, body_part in counted
+                    Contribution(codec(update.codec), sent, weight)
+                    for weight, update, sent in counted
                 ],
                 down=terms.down,
                 merge=terms.merge,
@@ -251,9 +255,23 @@ def agree(
         codec=terms.down.name,
         elements=layout.elements if len(body) else 0,
         weight=0,
-        outer=outer,
+        outer=with_share(outer, roster, staleness=terms.staleness, buffer=buffer),
         roster=roster,
     )
     if not len(body):
         return with_body(header, body), body
     return header.sealed(body_bytes=len(body), pieces=tuple(digests)), body
+
+
+def with_share(
+    outer: OuterValues, roster: Roster, *, staleness: str, buffer: int
+) -> OuterValues:
+    """Return the outer values of a round's agreed frame: with its share of a buffer.
+
+    A void round and a synchronous run, whose `buffer` is 0, have no share.
+    """
+    ages = [entry.age for entry in roster.counted]
+    if not (ages and buffer):
+        return outer
+    share = buffer_share(ages, kind=staleness, buffer=buffer)
+    return replace(outer, share=share, buffer=buffer)

@@ -9,7 +9,7 @@ reference; a test proves this variant equal to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,15 +124,15 @@ class FragmentState:
             base=self.digest,
             elements=len(self.vectors) * len(self.anchor),
             weight=0,
-            outer=replace(outer, count=self.count),
+            outer=outer.in_state(self.count),
         )
         return wire.with_body(header, *self.vectors)
 
     def apply(self, agreed: wire.Header, body: np.ndarray, *, threads: int = 1) -> None:
         """Take the outer step of `agreed`, a verified frame of the next round.
 
-        A void round uses its number and moves nothing. The bits do not depend on the
-        number of `threads`.
+        A void round uses its number and moves nothing, the count included. The bits do
+        not depend on the number of `threads`.
 
         Raises:
             CorruptError: the frame belongs to another round or another state, and
@@ -141,11 +141,11 @@ class FragmentState:
         """
         self.require_next(agreed, elements=len(self.anchor))
         if agreed.elements:
-            assert agreed.outer is not None
-            self.count += agreed.outer.optimizer == "adam"
+            step = OuterStep.of(agreed, self.count)
+            self.count = step.count
             self.digest = bytes(len(self.digest))
             hashes = step_and_hash(
-                self.vectors, agreed, body, count=self.count, threads=threads
+                self.vectors, agreed, body, step=step, threads=threads
             )
             self.digest = wire.state_root(
                 [hashes.tobytes()],
@@ -193,6 +193,37 @@ def _require_bounded(moments: Sequence[F32], header: wire.Header) -> None:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class OuterStep:
+    """The outer step that an agreed frame asks of a state."""
+
+    outer: wire.OuterValues
+    count: int
+    """Of the state after the step: the steps of Adam, or the updates that counted since
+    the velocity last moved."""
+
+    is_first: bool = True
+    is_last: bool = True
+    """Whether the round begins and fills the buffer of an asynchronous run."""
+
+    @classmethod
+    def of(cls, agreed: wire.Header, count: int) -> OuterStep:
+        """Return the step of a frame with a mean, on a state with this count."""
+        outer, roster = agreed.outer, agreed.roster
+        assert outer is not None
+        assert roster is not None
+        if outer.optimizer != "nesterov" or not outer.buffer:
+            return cls(outer=outer, count=count + (outer.optimizer == "adam"))
+        filled = count + len(roster.counted)
+        is_last = filled >= outer.buffer
+        return cls(
+            outer=outer,
+            count=0 if is_last else filled,
+            is_first=count == 0,
+            is_last=is_last,
+        )
+
+
 U8 = NDArray[np.uint8]
 Mean = F32 | NDArray[np.uint16]
 
@@ -217,7 +248,7 @@ def step_and_hash(
     agreed: wire.Header,
     body: np.ndarray,
     *,
-    count: int,
+    step: OuterStep,
     threads: int = 1,
 ) -> U8:
     """Move anchor and moments by an agreed mean; return a row of hashes per piece.
@@ -225,16 +256,15 @@ def step_and_hash(
     Raises:
         CorruptError: the body does not decode. The vectors are then spoilt.
     """
-    assert agreed.outer is not None
     _require_length(agreed, body)
     elements = len(vectors[0])
     hashes = np.empty(
         (-(-elements // wire.STATE_PIECE), HASH_BYTES * len(vectors)), np.uint8
     )
-    step = _decoded_step(vectors, agreed, agreed.outer, body, count)
+    decoded_step = _decoded_step(vectors, agreed, step, body)
 
     def work(first: int, last: int) -> None:
-        step(first, last)
+        decoded_step(first, last)
         for start in range(first, last, wire.STATE_PIECE):
             piece = slice(start, min(start + wire.STATE_PIECE, last))
             row = wire.state_piece([vector[piece] for vector in vectors])
@@ -257,18 +287,17 @@ def _require_length(agreed: wire.Header, body: np.ndarray) -> None:
 def _decoded_step(
     vectors: Sequence[F32],
     agreed: wire.Header,
-    outer: wire.OuterValues,
+    step: OuterStep,
     body: np.ndarray,
-    count: int,
 ) -> kernels.Work:
     """Return the outer step of a range, with the mean decoded on the way."""
-    step = kernel_of(vectors, outer, count)
+    kernel = kernel_of(vectors, step)
     dtype = DECODED_BY_STEP.get(agreed.codec)
-    if outer.optimizer == "nesterov" and dtype is not None:
+    if step.outer.optimizer == "nesterov" and dtype is not None:
         numbers = body.view(dtype)
 
         def direct(first: int, last: int) -> None:
-            refused = step(slice(first, last), numbers[first:last])
+            refused = kernel(slice(first, last), numbers[first:last])
             if refused is not None and refused >= 0:
                 raise CorruptError(
                     f"Element {first + refused} of the outcome of fragment "
@@ -282,29 +311,30 @@ def _decoded_step(
     def decoded(first: int, last: int) -> None:
         with scratch.vector(last - first) as mean:
             down.decode(body, mean, first=first)
-            step(slice(first, last), mean)
+            kernel(slice(first, last), mean)
 
     return decoded
 
 
-def kernel_of(vectors: Sequence[F32], outer: wire.OuterValues, count: int) -> Step:
-    """Return the kernel of an optimizer, bound to its fp32 settings."""
-    active = kernels.active()
+def kernel_of(vectors: Sequence[F32], step: OuterStep) -> Step:
+    """Return the kernel of an optimizer, bound to the fp32 values of a step."""
+    active, outer = kernels.active(), step.outer
     lr, momentum = np.float32(outer.lr), np.float32(outer.momentum)
     anchor, *moments = vectors
     if outer.optimizer == "sgd":
-        return lambda span, mean: active.sgd(anchor[span], mean, lr)
+        return lambda span, mean: active.sgd(anchor[span], mean, lr, outer.scale)
     if outer.optimizer == "adam":
         first, second = moments
-        fixed = adam_corrections(momentum=outer.momentum, count=count)
+        fixed = adam_corrections(momentum=outer.momentum, count=step.count)
         scalars = [np.float32(value) for value in fixed]
         return lambda span, mean: active.adam(
             anchor[span], first[span], second[span], mean, lr, momentum, *scalars
         )
     (velocity,) = moments
     if outer.optimizer == "nesterov":
+        position = outer.scale, step.is_first, step.is_last
         return lambda span, mean: active.nesterov(
-            anchor[span], velocity[span], mean, lr, momentum
+            anchor[span], velocity[span], mean, lr, momentum, *position
         )
     return lambda span, mean: active.heavy_ball(
         anchor[span], velocity[span], mean, lr, momentum

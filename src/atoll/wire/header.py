@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
 from atoll.errors import UsageError
@@ -84,6 +84,10 @@ class OuterValues:
     def scale(self) -> float:
         """The factor of the mean: 1 in a synchronous run."""
         return self.share if self.buffer else 1.0
+
+    def in_state(self, count: int) -> OuterValues:
+        """Return the values that a state frame with this count has."""
+        return replace(self, count=count, share=0.0, buffer=0)
 
     def __post_init__(self) -> None:
         if self.optimizer not in MOMENTS:

@@ -37,6 +37,7 @@ from atoll.torch.ranks.channel import (
     from_message,
     to_message,
 )
+from atoll.weights.state import OuterStep
 from atoll.wire import OuterValues, Verdict
 
 Value = TypeVar("Value")
@@ -162,7 +163,8 @@ def _record(kind: type) -> Encoding:
     )
 
 
-ENCODINGS |= {kind: _record(kind) for kind in (OuterValues, SealTerms)}
+ENCODINGS[OuterValues] = _record(OuterValues)
+ENCODINGS |= {kind: _record(kind) for kind in (OuterStep, SealTerms)}
 
 
 class RankDispatcher:

@@ -35,7 +35,7 @@ from atoll.torch.ranks.view import RankView
 from atoll.weights import FragmentState, Layout
 from atoll.weights.layout import F32, blocks
 from atoll.weights.local import encode, want
-from atoll.weights.state import kernel_of
+from atoll.weights.state import OuterStep, kernel_of
 from atoll.weights.verify import Norm
 from atoll.wire import Verdict
 
@@ -181,13 +181,10 @@ class ShardedMemory:
         state, header = slot.state, agreed.header
         state.require_next(header, elements=slot.layout.elements)
         if header.elements:
-            outer = header.outer
-            assert outer is not None
-            state.count += outer.optimizer == "adam"
+            step = OuterStep.of(header, state.count)
+            state.count = step.count
             state.digest = bytes(len(state.digest))
-            self.step(
-                slot, agreed.body, down=header.codec, outer=outer, count=state.count
-            )
+            self.step(slot, agreed.body, down=header.codec, step=step)
             state.digest = self.measure(slot)
         state.round = header.round
 
@@ -198,8 +195,7 @@ class ShardedMemory:
         body: OnlyLeader[np.ndarray],
         *,
         down: str,
-        outer: wire.OuterValues,
-        count: int,
+        step: OuterStep,
     ) -> None:
         """Take an outer step by the leader's body of an agreed mean.
 
@@ -207,12 +203,12 @@ class ShardedMemory:
             CorruptError: the body does not decode; the part is then unusable.
         """
         index, first_error = slot.index, FirstError()
-        step = kernel_of(slot.state.vectors, outer, count)
+        kernel = kernel_of(slot.state.vectors, step)
         for cut, values in self._parts.decoded(
             self.ranks.works, index, down, body, first_error
         ):
             mean = np.ascontiguousarray(values[cut.positions])
-            first_error.attempt(partial(step, cut.compact, mean))
+            first_error.attempt(partial(kernel, cut.compact, mean))
         first_error.finish()
 
     def replace(self, slot: IslandFragment, state: FragmentState) -> None:

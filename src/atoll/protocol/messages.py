@@ -131,6 +131,10 @@ class JoinReply:
     counted: tuple[CountedWork | None, ...] = ()
     """For each fragment the name's last counted update, of any incarnation."""
 
+    window: int = 0
+    """Inner steps per window of the name, by the last roster that lists it; 0: of no
+    roster, or `sync_every`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
@@ -173,3 +177,5 @@ class Heartbeat:
     """The last round of each fragment that it has taken."""
 
     stats: Stats | None = None
+    step_s: float | None = None
+    """Its pace: the median of its last inner steps; None before some are known."""

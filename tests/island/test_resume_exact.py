@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.errors import AtollWarning
-from atoll.exchange import MemoryRun
+from atoll.errors import AtollWarning, CorruptError
+from atoll.exchange import Exchange
+from atoll.island.saved_state import from_tree
 from tests.island.incarnations import Incarnation, run_of
+from tests.island.windows import WindowRun
 
 EVERY, STEPS = 5, 23
 
@@ -23,9 +25,18 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-def a_run(sync: dict[str, Any], **options: Any) -> MemoryRun:
+WINDOWS = (3, 4, 0)
+"""Inner steps per window after round 1, 2 and 3, and so on from the first; 0: all."""
+
+
+def a_run(
+    sync: dict[str, Any], *, windows: tuple[int, ...] = (), **options: Any
+) -> Exchange:
     wire = options.pop("wire", {"up": "fp32", "down": "fp32"})
-    return run_of(sync={"sync_every": EVERY, **sync}, wire=wire, **options)
+    run = run_of(sync={"sync_every": EVERY, **sync}, wire=wire, **options)
+    if not windows:
+        return run
+    return WindowRun(run, lambda _, round: windows[(round - 1) % len(windows)])
 
 
 def uninterrupted(*args: Any, dtype: str = "float32", **options: Any) -> bytes:
@@ -64,6 +75,70 @@ def test_a_killed_island_ends_where_it_would_have_ended(
     for saved_at in range(0, 2 * EVERY + 1):
         bits = interrupted(saved_at, saved_at + killed_after, sync)
         assert bits == expected, saved_at
+
+
+@pytest.mark.parametrize("sync", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("killed_after", [1, 3])
+def test_windows_that_change_are_made_again(
+    sync: dict[str, Any], killed_after: int
+) -> None:
+    """An island with a window of its own continues in it, and changes it as before."""
+    expected = uninterrupted(sync, windows=WINDOWS)
+    assert expected != uninterrupted(sync)
+
+    for saved_at in range(0, 2 * EVERY + 1):
+        bits = interrupted(saved_at, saved_at + killed_after, sync, windows=WINDOWS)
+        assert bits == expected, saved_at
+
+
+def test_only_an_island_with_a_stride_is_saved_in_the_second_version() -> None:
+    """Earlier versions read the checkpoints of islands that make all inner steps."""
+    island = Incarnation(a_run({}, windows=(4, 0)))
+    versions = []
+    for _ in range(3):
+        versions.append(island.save().island["version"])
+        island.train(EVERY)  # round 1 gives a window of 4, and round 2 of 5
+    island.die()
+
+    assert versions == [1, 2, 1]
+
+
+def test_an_outcome_that_is_saved_has_its_window() -> None:
+    """Saved in flight, with the outcome known: the window is still to be taken."""
+    run = a_run({"overlap_steps": 3}, windows=(4, 0))
+    first = Incarnation(run)
+    first.train(EVERY)
+    sealed = first.host.slots[0].sealed
+    assert sealed is not None
+    sealed.arrival.result()
+    checkpoint = first.save()
+    first.die()
+    second = Incarnation(run, checkpoint=checkpoint)
+    second.train(3)
+
+    assert checkpoint.island["version"] == 2
+    assert second.host.stride.window == 4
+    second.die()
+
+
+@pytest.mark.parametrize(
+    ("version", "stride", "match"),
+    [
+        (3, None, "has version 3, and this Atoll reads 1 and 2"),
+        (2, {"window": 6, "sync_every": 5}, "window=6 must be 1 to sync_every=5"),
+        (2, {"window": "6"}, "not complete"),
+    ],
+)
+def test_a_stride_that_cannot_be_is_refused(
+    version: int, stride: dict[str, Any] | None, match: str
+) -> None:
+    """A checkpoint of a later version, or a damaged one, is named."""
+    island = Incarnation(a_run({}))
+    tree = {**island.save().island, "version": version, "stride": stride}
+    island.die()
+
+    with pytest.raises(CorruptError, match=match):
+        from_tree(tree)
 
 
 @pytest.mark.parametrize("up", ["bf16-stochastic", "int8", "e3m0", "topk-2bit"])
@@ -138,6 +213,6 @@ def test_a_life_that_leaves_while_it_makes_steps_again_gives_nothing_twice() -> 
     assert state_of(run) == before
 
 
-def state_of(run: MemoryRun) -> tuple[int, bytes]:
+def state_of(run: Exchange) -> tuple[int, bytes]:
     header = run.state(0).header
     return header.round, header.base

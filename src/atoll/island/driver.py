@@ -13,14 +13,19 @@ from dataclasses import replace
 from itertools import count
 
 from atoll import protocol
+from atoll.algorithm.schedule import Stride
 from atoll.errors import AtollWarning, OutcomeLost, Refused, RunEnded, UsageError
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.base import IslandMemory
 from atoll.island.fragment import IslandFragment, UpdateInFlight, adopt_mode
-from atoll.island.progress import IslandCounters, RunClock, WorkLedger
+from atoll.island.progress import IslandCounters, RunClock, StepTimer, WorkLedger
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted, SavedIsland
 from atoll.island.snapshot import can_save_exactly, save_island
-from atoll.island.sync_worker import POLL_S, SyncWorker, position_at_outcome
+from atoll.island.sync_worker import (
+    POLL_S,
+    SyncWorker,
+    position_at_outcome,
+)
 from atoll.protocol.island import CARRIED_ROUNDS, FragmentSync
 from atoll.runtime import Runtime
 from atoll.settings import SyncSection
@@ -41,6 +46,7 @@ class Driver:
         *,
         runtime: Runtime,
         state: protocol.IslandState | None = None,
+        stride: Stride | None = None,
     ) -> None:
         self._exchange, self._joined, self._slots = exchange, joined, slots
         self._tally, self._runtime = tally, runtime
@@ -65,7 +71,13 @@ class Driver:
         self.failure: Exception | None = None
         """The error after which this incarnation cannot continue."""
 
-        self.step = self._state.step
+        self.stride = stride or begin_stride(joined, self._state.step)
+        """The inner steps of this island in the run's schedule."""
+
+        self._window = self.stride.window
+        """Inner steps per window, by the last roster that listed the island."""
+
+        self._timer = StepTimer()
         self._wakes_at = protocol.wakes_at(self._state, self._plan)
         for slot, book in zip(slots, self._state.books, strict=True):
             if slot.sealed is not None:
@@ -86,24 +98,31 @@ class Driver:
             self._joined,
             fragments,
             self._tally,
-            step=self.step,
+            stride=self.stride,
             is_exact=is_exact,
             origin=self._slots[0].origin,
         )
 
     @property
-    def wakes_in(self) -> int:
-        """Inner steps until the machine has an action to perform."""
-        return max(1, self._wakes_at - self.step)
+    def step(self) -> int:
+        """The schedule step that this island has reached."""
+        return self.stride.step
 
     @property
-    def is_awake(self) -> bool:
-        """Whether the machine has an action to perform at this step."""
-        return self.step >= self._wakes_at
+    def wakes_in(self) -> int:
+        """Inner steps until the machine has an action to perform."""
+        return max(1, self.stride.until(self._wakes_at))
 
-    def beat(self) -> None:
-        """Send a heartbeat with this island's step, and store the run's position."""
+    def stepped(self) -> None:
+        """Count one inner step, and perform the actions of its schedule step."""
+        self._timer.end(self._runtime.now_s())
+        self._tally.inner_steps += 1
+        self.stride = self.stride.stepped()
+        step = self.stride.step
         self.position = self._exchange.heartbeat(self._beat())
+        if step >= self._wakes_at:
+            self.perform(protocol.Stepped(step))
+        self._timer.begin(self._runtime.now_s())
 
     def perform(self, event: protocol.Event) -> None:
         """Give the machine an event, and perform all actions that follow.
@@ -117,7 +136,7 @@ class Driver:
             # The machine and the weights may disagree now: this island is over.
             self.failure = exc
             raise
-        self.step = self._state.step
+        self.stride = self.stride.at(self._state.step).to(self._window)
         self._wakes_at = protocol.wakes_at(self._state, self._plan)
 
     def depart(self) -> None:
@@ -194,6 +213,8 @@ class Driver:
                 protocol.FragmentsRequested(slot.index, arrival.position)
             )
         self._adopt(slot, sealed, arrival)
+        if arrival.window is not None:
+            self._window = arrival.window or self.stride.sync_every
         position = self._exchange.heartbeat(self._beat())
         self.position = arrival.position or position
         self.clock = RunClock.of(self.position, syncs=self.clock.syncs + 1)
@@ -246,6 +267,7 @@ class Driver:
             step=self.step,
             waits_for=waits_for,
             holds=tuple(slot.held_round for slot in self._slots),
+            step_s=self._timer.median_s,
         )
 
     def _rest_round(self, fragment: int, round: int) -> int:
@@ -360,6 +382,12 @@ def begin(
     return protocol.join_at(
         _position_of(joined, slots), plan, _still_spoken_for(joined, slots)
     )
+
+
+def begin_stride(joined: protocol.JoinReply, step: int) -> Stride:
+    """Return the stride of an island that joins at a schedule step."""
+    sync_every = joined.settings.sync.sync_every
+    return Stride(joined.window or sync_every, sync_every, since=step)
 
 
 def _position_of(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Self
 
+from atoll.algorithm.schedule import Stride
 from atoll.errors import AtollWarning, Unreachable
 from atoll.exchange import Exchange
 from atoll.island.base import IslandMemory, Membership, ParameterView
@@ -22,7 +23,7 @@ from atoll.island.memory import WholeMemory
 from atoll.island.progress import RunClock
 from atoll.island.saved_state import SavedIsland
 from atoll.island.snapshot import pause_outcomes
-from atoll.protocol import JoinRequest, Position, Stats, Stepped, SyncNow
+from atoll.protocol import JoinRequest, Position, Stats, SyncNow
 from atoll.runtime import Runtime, SystemRuntime
 from atoll.weights.layout import F32
 from atoll.wire import blake3_digest
@@ -82,6 +83,7 @@ class Host:
             memory,
             runtime=self._runtime,
             state=entry.state,
+            stride=entry.stride,
         )
         self.has_left = False
 
@@ -135,6 +137,11 @@ class Host:
         return self._driver.step
 
     @property
+    def stride(self) -> Stride:
+        """The inner steps of this island in the run's schedule."""
+        return self._driver.stride
+
+    @property
     def clock(self) -> RunClock:
         """The run's clock at the last synchronisation."""
         return self._driver.clock
@@ -173,13 +180,8 @@ class Host:
             Refused: the run refused this island three times in succession.
             UsageError: the run weights updates by tokens, and none were reported.
         """
-        if self._is_over():
-            return
-        self.tally.inner_steps += 1
-        self._driver.step += 1
-        self._driver.beat()
-        if self._driver.is_awake:
-            self._driver.perform(Stepped(self._driver.step))
+        if not self._is_over():
+            self._driver.stepped()
 
     def sync_now(self) -> None:
         """Seal every fragment for its open round, and return when all are adopted."""

@@ -1,7 +1,8 @@
-"""The progress of an island: its counters, the work in each update, the run's clock.
+"""The progress of an island: counters, pace, the work in each update, the run's clock.
 
-Counters are for loggers and for the headers of updates. The ledger assigns inner steps
-and tokens to updates, and settles them when outcomes arrive. The run clock is the last
+Counters are for loggers and for the headers of updates. The step timer measures the
+pace, by which the run sets the island's window. The ledger assigns inner steps and
+tokens to updates, and settles them when outcomes arrive. The run clock is the last
 position that the run has reported, between two synchronisations.
 """
 
@@ -9,17 +10,20 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, SupportsFloat
 
 from atoll import __version__
-from atoll.errors import AtollWarning, UsageError
+from atoll.errors import AtollWarning, CorruptError, UsageError
 from atoll.island.fragment import IslandFragment, UpdateInFlight
 from atoll.island.saved_state import AppliedOutcome
 from atoll.protocol import JoinReply, Position, Stats, WorkDecision
 from atoll.protocol.island import CARRIED_ROUNDS
+from atoll.settings import RunSettings
 from atoll.wire import Verdict, blake3_digest
 
 Number = float | int
@@ -146,6 +150,60 @@ class IslandCounters:
             "atoll/not_counted_steps": self.not_counted_steps,
             **self.costs(),
         }
+
+
+TIMED_STEPS = 32
+"""Inner steps whose median is the pace: it follows a change within half of them."""
+
+FIRST_STEPS = 4
+"""Inner steps before a pace is known: the first ones compile and fill caches."""
+
+MEDIAN_EVERY_S = 0.1
+"""A median costs some microseconds, and heartbeats leave seconds apart."""
+
+
+class StepTimer:
+    """Measures the pace of an island: the median seconds of its last inner steps.
+
+    An inner step is the time from the end of one `stepped` to the begin of the next.
+    So no wait for an outcome is in it, and an evaluation between two inner steps does
+    not move the median.
+    """
+
+    def __init__(self) -> None:
+        self._steps_s: deque[float] = deque(maxlen=TIMED_STEPS)
+        self._began_s: float | None = None
+        self._next_median_s = -math.inf
+        self.median_s: float | None = None
+        """None before `FIRST_STEPS` inner steps, or if the clock shows no time."""
+
+    def begin(self, now_s: float) -> None:
+        """Note that an inner step begins."""
+        self._began_s = now_s
+
+    def end(self, now_s: float) -> None:
+        """Note that the inner step has been made."""
+        if self._began_s is None:
+            return
+        self._steps_s.append(now_s - self._began_s)
+        if now_s >= self._next_median_s and len(self._steps_s) >= FIRST_STEPS:
+            self._next_median_s = now_s + MEDIAN_EVERY_S
+            median_s = statistics.median(self._steps_s)
+            self.median_s = median_s if median_s > 0.0 else None
+
+
+def require_window(window: int, settings: RunSettings, *, source: str) -> None:
+    """Return if an island of the run can have this window; 0 stands for the longest.
+
+    Raises:
+        CorruptError: it is longer than the schedule's.
+    """
+    if not 0 <= window <= settings.sync.sync_every:
+        raise CorruptError(
+            f"{source} gives this island a window of {window} inner steps, and the "
+            f"longest is sync.sync_every={settings.sync.sync_every}. Restart the "
+            "coordinator or the island that wrote it with the same Atoll as this one."
+        )
 
 
 log = logging.getLogger("atoll")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from atoll import wire
+from atoll.algorithm.schedule import Stride
 from atoll.errors import OutcomeLost, UsageError
 from atoll.exchange import Exchange, Frame
 from atoll.island.base import IslandMemory
@@ -60,6 +61,9 @@ class EnteredIsland:
     slots: list[IslandFragment]
     state: IslandState | None = None
     """The machine's state; None: that of a new island."""
+
+    stride: Stride | None = None
+    """None: that of a new island, with the window of the join reply."""
 
     tally: IslandCounters = field(default_factory=IslandCounters)
     resumed: ResumeReport | None = None
@@ -150,12 +154,15 @@ def _exact(
     books = tuple(
         fragment.book for fragment in saved.fragments if fragment.book is not None
     )
+    sync_every = joined.settings.sync.sync_every
+    stride = saved.stride or Stride(sync_every, sync_every, since=saved.step)
     return EnteredIsland(
         joined=joined,
         slots=slots,
         state=IslandState(
-            step=saved.step, books=books, last_round=joined.position.last_round
+            step=stride.step, books=books, last_round=joined.position.last_round
         ),
+        stride=stride,
         tally=_tally(saved),
         resumed=ResumeReport(
             is_exact=True, saved=saved.progress, counted=_counted(joined, saved)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.errors import CorruptError
+from atoll.algorithm.schedule import Stride
+from atoll.errors import CorruptError, UsageError
 from atoll.exchange import Frame
 from atoll.protocol import Position, WorkDecision
 from atoll.protocol.island import FragmentSync, RemainingWork, RoundInFlight
@@ -33,6 +34,10 @@ class AppliedOutcome:
     position: Position | None
     """The run's position after the round; None if the outcome itself is lost."""
 
+    window: int | None = None
+    """Inner steps per window from now on, 0 for the schedule's; None: as before, since
+    no roster lists the island."""
+
 
 @dataclass(frozen=True)
 class FragmentsWanted:
@@ -41,7 +46,10 @@ class FragmentsWanted:
     position: Position
 
 
-VERSION = 1
+VERSION, STRIDE_VERSION = 1, 2
+"""The versions of the tree. The second has a stride. An island that makes all inner
+steps of the schedule is saved in the first, which earlier versions of Atoll read."""
+
 COUNTERS = (
     "counted",
     "carried",
@@ -109,6 +117,8 @@ class SavedIsland:
     """The first incarnation whose updates may hold this island's work."""
 
     step: int
+    """The schedule step."""
+
     inner_steps: int
     tokens: int
     before_steps: int
@@ -118,6 +128,8 @@ class SavedIsland:
     is_exact: bool
     fragments: list[SavedFragment]
     counters: dict[str, int] = field(default_factory=dict)
+    stride: Stride | None = None
+    """None: the island makes all inner steps of the schedule."""
 
     @classmethod
     def of_rank(cls, fragments: list[SavedFragment]) -> SavedIsland:
@@ -147,12 +159,28 @@ class SavedIsland:
         counters = self.counters
         return counters.get("earlier_steps", 0), counters.get("earlier_tokens", 0)
 
+    @property
+    def has_stride(self) -> bool:
+        """Whether the island's window is not the schedule's, now or with an outcome."""
+        updates = [fragment.update for fragment in self.fragments]
+        arrivals = [update.arrival for update in updates if update is not None]
+        windows = [arrival.window for arrival in arrivals if arrival is not None]
+        return self.stride is not None or any(windows)
+
 
 def to_tree(saved: SavedIsland) -> Tree:
     """Return an island as plain values and arrays; the arrays are not copied."""
     values = {name: getattr(saved, name) for name in _ISLAND_FIELDS}
     fragments = [_fragment_tree(fragment) for fragment in saved.fragments]
-    return {"version": VERSION, **values, "fragments": fragments}
+    if not saved.has_stride:
+        return {"version": VERSION, **values, "fragments": fragments}
+    stride = asdict(saved.stride) if saved.stride else None
+    return {
+        "version": STRIDE_VERSION,
+        **values,
+        "stride": stride,
+        "fragments": fragments,
+    }
 
 
 def from_tree(tree: Mapping[str, Any]) -> SavedIsland:
@@ -161,16 +189,18 @@ def from_tree(tree: Mapping[str, Any]) -> SavedIsland:
     Raises:
         CorruptError: `to_tree` did not make the tree.
     """
-    if tree.get("version") != VERSION:
+    if tree.get("version") not in (VERSION, STRIDE_VERSION):
         raise CorruptError(
             f"The island's part of the checkpoint has version {tree.get('version')!r}, "
-            f"and this Atoll reads {VERSION}. Use the Atoll that wrote it."
+            f"and this Atoll reads {VERSION} and {STRIDE_VERSION}. Use the Atoll that "
+            "wrote it."
         )
     try:
         fragments = [_fragment(*entry) for entry in enumerate(tree["fragments"])]
         values = {name: tree[name] for name in _ISLAND_FIELDS}
-        return SavedIsland(fragments=fragments, **values)
-    except (KeyError, TypeError, ValueError) as exc:
+        stride = Stride(**tree["stride"]) if tree.get("stride") else None
+        return SavedIsland(fragments=fragments, stride=stride, **values)
+    except (KeyError, TypeError, ValueError, UsageError) as exc:
         raise CorruptError(
             f"The island's part of the checkpoint is not complete: {exc!r}. "
             "Remove the checkpoint; an earlier one is used then."
@@ -182,7 +212,7 @@ def _names(kind: type, *without: str) -> list[str]:
     return [field.name for field in fields(kind) if field.name not in without]
 
 
-_ISLAND_FIELDS = _names(SavedIsland, "fragments")
+_ISLAND_FIELDS = _names(SavedIsland, "fragments", "stride")
 _FRAGMENT_FIELDS = _names(SavedFragment, "index", "update", "book")
 _UPDATE_FIELDS = _names(SavedUpdate, "frame", "arrival")
 
@@ -242,6 +272,7 @@ def _arrival_tree(arrival: AppliedOutcome) -> Tree:
         "reason": arrival.reason,
         "through": arrival.through,
         "position": asdict(position) if position else None,
+        **({} if arrival.window is None else {"window": arrival.window}),
     }
 
 
@@ -253,6 +284,7 @@ def _arrival(tree: Mapping[str, Any]) -> AppliedOutcome:
         reason=tree["reason"],
         through=tree["through"],
         position=Position(**position) if position else None,
+        window=tree.get("window"),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from atoll.algorithm.schedule import Stride
 from atoll.island.base import ParameterView
 from atoll.island.fragment import (
     HeldBackWork,
@@ -49,7 +50,7 @@ def save_island(
     fragments: list[SavedFragment],
     tally: IslandCounters,
     *,
-    step: int,
+    stride: Stride,
     is_exact: bool,
     origin: int = 0,
 ) -> SavedIsland:
@@ -62,7 +63,7 @@ def save_island(
         island=joined.island,
         incarnation=joined.incarnation,
         origin=origin or joined.incarnation,
-        step=step,
+        step=stride.step,
         inner_steps=tally.inner_steps,
         tokens=tally.tokens,
         before_steps=joined.inner_steps,
@@ -70,6 +71,7 @@ def save_island(
         is_exact=is_exact,
         fragments=fragments,
         counters={name: getattr(tally, name) for name in COUNTERS},
+        stride=None if stride.is_full else stride,
     )
 
 

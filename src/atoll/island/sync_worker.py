@@ -26,7 +26,7 @@ from atoll.island.base import IslandMemory
 from atoll.island.entry import fetch_state, state_frame
 from atoll.island.fragment import IslandFragment, SealTerms, UpdateInFlight
 from atoll.island.identity import update_seed
-from atoll.island.progress import IslandCounters
+from atoll.island.progress import IslandCounters, require_window
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted
 from atoll.protocol.island import FragmentSync
 from atoll.runtime import Runtime, Worker
@@ -355,6 +355,7 @@ class SyncWorker:
     ) -> None:
         first, last = outcomes[0].agreed.header, outcomes[-1].agreed.header
         assert first.roster is not None
+        window = self._window_in(outcomes)
         digest, base = b"nothing", slot.state.digest
         if sealed.frame is not None:
             digest, base = (
@@ -395,8 +396,21 @@ class SyncWorker:
                     reason=reason,
                     through=slot.state.round,
                     position=outcomes[-1].position,
+                    window=window,
                 )
             )
+
+    def _window_in(self, outcomes: list[Outcome]) -> int | None:
+        """Return the window in the last roster that lists the island, if one does."""
+        for outcome in reversed(outcomes):
+            header = outcome.agreed.header
+            assert header.roster is not None
+            entry = header.roster.entry(self._joined.island)
+            if entry is not None:
+                source = f"Round {header.round} of fragment {header.fragment}"
+                require_window(entry.window, self._joined.settings, source=source)
+                return entry.window
+        return None
 
     def _judge_held_back(self, slot: IslandFragment, outcome: wire.Header) -> None:
         """Decide by an outcome which part of the held-back work has not counted."""

@@ -205,7 +205,7 @@ class _RankCounts:
             return
         host = self._handle.host
         yield save_island(
-            host.joined, [], host.tally, step=host.run_steps, is_exact=False
+            host.joined, [], host.tally, stride=host.stride, is_exact=False
         )
 
 

@@ -119,24 +119,6 @@ def test_ranks_that_call_different_things_are_told_so() -> None:
     assert "to anchor() after 0" in words
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("dynamic_local_updates", True), ("mode", "async")]
-)
-def test_a_setting_that_breaks_lockstep_is_refused_by_name(
-    key: str, value: object
-) -> None:
-    """Ranks that choose their own inner steps could not meet: the setting is named.
-
-    No run has such a setting yet, so that it is put there by force.
-    """
-    run = settings(1)
-    object.__setattr__(run.sync, key, value)
-    group = Group(rank_faults.refused_by_the_run, ("fsdp", run), ranks=2)
-    error, words = said_alike(group)
-    assert error == "UsageError"
-    assert f"sync.{key}=" in words
-
-
 def test_a_checkpoint_that_one_rank_lacks_is_refused_on_all(tmp_path: Path) -> None:
     """Who saves with others would wait for who does not."""
     group = Group(rank_faults.checkpoint_of_one_rank, (str(tmp_path),), ranks=2)

@@ -72,7 +72,7 @@ class FollowerRank:
     @property
     def status(self) -> RankStatus:
         new_steps = self.concluded.wakes_in - self._wakes_in
-        return replace(self.concluded, run_steps=self.concluded.run_steps + new_steps)
+        return replace(self.concluded, stride=self.concluded.stride.stepped(new_steps))
 
     @property
     def trained(self) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from atoll.algorithm.schedule import Stride
 from atoll.errors import AtollError, RemoteError
 from atoll.island import Host
 from atoll.island.progress import RunClock
@@ -280,7 +281,7 @@ class LeaderRank:
             run=host.membership.run,
             wakes_in=self._wakes_in,
             round=host.round,
-            run_steps=host.run_steps,
+            stride=host.stride,
             run_tokens=host.run_tokens,
             clock=host.clock,
             trained=host.trained,
@@ -365,7 +366,7 @@ class RankStatus:
     """Inner steps until the next call of all ranks."""
 
     round: int
-    run_steps: int
+    stride: Stride
     run_tokens: int
     clock: RunClock
     trained: tuple[int, int]
@@ -377,11 +378,21 @@ class RankStatus:
     must_stop: bool
     metrics: Mapping[str, float]
 
+    @property
+    def run_steps(self) -> int:
+        """The schedule step that the island has reached."""
+        return self.stride.step
+
     @classmethod
     def of(cls, fields: Message) -> RankStatus:
         """Return the status that the leader has sent."""
         clock, (steps, tokens) = fields.pop("clock"), fields.pop("trained")
-        return cls(clock=RunClock(**clock), trained=(steps, tokens), **fields)
+        return cls(
+            clock=RunClock(**clock),
+            trained=(steps, tokens),
+            stride=Stride(**fields.pop("stride")),
+            **fields,
+        )
 
 
 def _joined(signals: list[list[Signal]]) -> list[Signal]:

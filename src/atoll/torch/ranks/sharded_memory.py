@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from atoll import wire
-from atoll.errors import CorruptError, UsageError
+from atoll.errors import CorruptError
 from atoll.exchange import Frame
 from atoll.island.fragment import IslandFragment, SealTerms, UpdateInFlight
 from atoll.island.memory import WholeMemory
@@ -90,7 +90,6 @@ class ShardedMemory:
         return self._settings
 
     def lay_out(self, layout: Layout, settings: RunSettings) -> None:
-        require_lockstep(settings)
         self.lay_out_parts(settings)
 
     @on_all_ranks(Thread.TRAINING)
@@ -459,23 +458,3 @@ class UpdateWriter:
             decoded = sent[: len(chunk)]
             self._up.decode(self._body, decoded, first=start)
             self.norm.add(decoded)
-
-
-def require_lockstep(settings: RunSettings) -> None:
-    """Raise unless all ranks can derive every sync from the settings alone.
-
-    Raises:
-        UsageError: they cannot. The message has the setting.
-    """
-    if settings.sync.dynamic_local_updates:
-        raise UsageError(
-            "sync.dynamic_local_updates=true lets an island choose its own inner "
-            "steps, and the ranks of this one must make the same. Turn it off for a "
-            "run with islands of several ranks."
-        )
-    if settings.sync.mode != "sync":
-        raise UsageError(
-            f"sync.mode={settings.sync.mode!r} lets rounds come at any step, and "
-            "the ranks of this island must take them at the same step. Use "
-            "sync.mode='sync' for a run with islands of several ranks."
-        )

@@ -99,6 +99,7 @@ class ScriptedRun:
         header = frame.header
         roster = judge_updates(
             [header],
+            round=header.round,
             base=fragment.state.digest,
             known_bases=self.bases,
             norms={},

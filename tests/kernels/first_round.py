@@ -97,6 +97,7 @@ def reduced(settings: RunSettings, came: dict[str, Framed]) -> None:
     headers = [header for header, _ in came.values()]
     roster = judge_updates(
         headers,
+        round=headers[0].round,
         base=headers[0].base,
         known_bases=(),
         norms={},

@@ -30,6 +30,7 @@ from atoll.protocol.events import (
 from atoll.protocol.island import CountedSince, FragmentSync, remaining_work
 from atoll.protocol.membership import LEASE_S, Member, Members
 from atoll.protocol.rounds import Phase, Round
+from atoll.settings.sections import AsyncSection, SyncSection
 from atoll.testing import vector_model
 from atoll.wire import FrameKind, Header, OuterValues, Roster, Verdict
 
@@ -40,6 +41,10 @@ OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
 NOW_S = 1000.0
 OPENED_LONG_AGO_S = 0.0
 OPEN_ROUND = 5
+PATIENT = RunSettings(
+    sync=SyncSection(mode="async"), asynchronous=AsyncSection(grace_s=60.0)
+)
+"""Of an asynchronous run whose rounds wait for a minute."""
 
 
 def member(name: str, **fields: object) -> Member:
@@ -149,7 +154,14 @@ def reception(
     its_round: str, phase: str, kind: str, standing: str, its_island: str
 ) -> str:
     """Offer an update of island a to a run in which one may stand."""
-    distance = {"over": -1, "the open one": 0, "the next": 1, "a later one": 2}
+    distance = {
+        "over": -1,
+        "not listed yet": -1,
+        "the open one": 0,
+        "the next": 1,
+        "a later one": 2,
+    }
+    is_async = its_round == "not listed yet"
     number = OPEN_ROUND + distance[its_round]
     offered = update("a", round=number, kind=FrameKind[kind.upper()], incarnation=2)
     stands = {
@@ -158,12 +170,16 @@ def reception(
         "another": {"a": replace(offered, weight=7)},
         "an earlier incarnation's": {"a": replace(offered, weight=7, incarnation=1)},
     }[standing]
-    where = "ahead" if its_round == "the next" else "staged"
+    is_second = kind == "departing" and standing not in ("nothing", "the same")
+    is_ahead = is_async and (phase == "closing" or is_second)
+    where = "ahead" if is_ahead or its_round == "the next" else "staged"
+    first = {"staged": {"a": replace(offered, weight=8)}} if is_ahead else {}
     round = open_round(
         phase=Phase(phase),
         candidates=frozenset("ab"),
         roster=Roster(()) if phase == "closing" else None,
-        **{where: stands},
+        is_async=is_async,
+        **{**first, where: stands},
     )
     sender = {
         "in step": member("a", incarnation=2),
@@ -173,6 +189,8 @@ def reception(
         ),
     }[its_island]
     state = state_of(sender, member("b"), rounds=(round,), start_islands=9)
+    if is_async:
+        state = replace(state, settings=PATIENT)
     try:
         _, (said,) = advance(state, UpdateOffered(offered), NOW_S)
     except Refused:

@@ -37,6 +37,7 @@ def header(island: str, norm: float, *, refused: str = "") -> Header:
 def judged(*headers: Header, norms: Norms) -> Roster:
     return judge_updates(
         headers,
+        round=1,
         base=BASE,
         known_bases=(),
         norms=norms,

@@ -127,6 +127,7 @@ def test_an_impossible_update_is_listed_as_refused(claimed: dict[str, int]) -> N
     honest = update("b", inner_steps=10, tokens=50, weight=50)
     roster = judge_updates(
         [update("a", **claimed), honest],
+        round=honest.round,
         base=BASE,
         known_bases=(),
         norms={},

@@ -110,9 +110,18 @@ def _settle(state: CoordinatorState, now_s: float) -> events.Result:
                 staged=tuple(round.staged.values()),
                 outer=round.outer,
                 epoch=state.epoch,
+                buffer=_buffer(state, now_s),
             )
         )
     return state, actions
+
+
+def _buffer(state: CoordinatorState, now_s: float) -> int:
+    """Return how many updates make one outer step; 0 in a synchronous run."""
+    if not state.settings.sync.is_async:
+        return 0
+    buffer = state.settings.asynchronous.buffer
+    return len(state.members.live(now_s)) or 1 if buffer is None else buffer
 
 
 def unmovable(state: CoordinatorState) -> list[Round]:
@@ -155,12 +164,14 @@ def roster_of(state: CoordinatorState, round: Round, now_s: float) -> Roster:
     """Return what a round comes to if it closes now."""
     judged = judge_updates(
         round.staged.values(),
+        round=round.number,
         base=round.base,
         known_bases=round.bases,
         norms=round.norms,
         counted=partial(state.counted.last, fragment=round.fragment),
         settings=state.settings,
     )
+    missing = () if round.is_async else round.missing(state.members, now_s)
     late = [
         RosterEntry(
             island=island,
@@ -169,7 +180,7 @@ def roster_of(state: CoordinatorState, round: Round, now_s: float) -> Roster:
             weight=0,
             verdict=Verdict.LATE,
         )
-        for island in round.missing(state.members, now_s)
+        for island in missing
     ]
     return Roster(tuple(sorted([*judged.entries, *late], key=lambda e: e.island)))
 
@@ -215,12 +226,15 @@ def _gather(
 def _receive(state: CoordinatorState, member: Member, header: Header) -> Reception:
     """Judge a header; only a run that has lost rounds may find it early."""
     round = state.round_of(header)
+    listed = state.counted.listed.get((header.fragment, header.island))
     held_round = member.holds[header.fragment].round if member.holds else 0
     if not member.is_heard:
-        return round.receive(header, its_island="not heard yet")
+        return round.receive(header, its_island="not heard yet", listed=listed)
     is_ahead = held_round >= round.number
     return round.receive(
-        header, its_island="ahead of the run" if is_ahead else "in step"
+        header,
+        its_island="ahead of the run" if is_ahead else "in step",
+        listed=listed,
     )
 
 
@@ -253,9 +267,10 @@ def _recover(
     state: CoordinatorState, event: events.Recovered, now_s: float
 ) -> events.Result:
     """Go on after a state that an island has brought."""
-    round = state.rounds[event.fragment]
+    before = state.rounds[event.fragment]
     for number, roster in event.rosters:
         state = state.with_counted(roster, fragment=event.fragment, round=number)
+    round = _with_lost(state, before, event)
     opened = round.recover(
         event.state,
         outer=event.outer,
@@ -265,6 +280,35 @@ def _recover(
     )
     state = state.with_round(opened)
     return state, [events.Respond(state.position(now_s))]
+
+
+def _with_lost(state: CoordinatorState, round: Round, event: events.Recovered) -> Round:
+    """Return the round with the updates that no lost roster can have listed.
+
+    Islands publish the others again, which is answered with `committed`.
+    """
+    if not round.is_async:
+        return round
+    listed_rounds = {number for number, _ in event.rosters}
+    recovered = range(event.state.round, round.number - 1, -1)
+    lost = (number for number in recovered if number not in listed_rounds)
+    round = changed(round, lost_through=next(lost, round.lost_through))
+    return changed(
+        round,
+        staged=_standing(state, round, round.staged),
+        ahead=_standing(state, round, round.ahead),
+    )
+
+
+def _standing(
+    state: CoordinatorState, round: Round, updates: Mapping[str, Header]
+) -> dict[str, Header]:
+    listed = state.counted.listed
+    return {
+        island: header
+        for island, header in updates.items()
+        if round.stands(header, listed.get((round.fragment, island)))
+    }
 
 
 HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], events.Result]] = {

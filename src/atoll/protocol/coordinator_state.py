@@ -146,7 +146,8 @@ class CoordinatorState:
         """Return the state with an update; its island's arrival is learned."""
         round = self.rounds[header.fragment]
         state = self.with_round(round.stage(header, now_s))
-        if header.round != round.number or round.phase is not Phase.OPEN:
+        is_early = header.round != round.number or round.phase is not Phase.OPEN
+        if is_early or round.is_async:  # which has no use for learned deadlines
             return state
         seconds = max(0.0, now_s - round.opened_s)
         learned = self.members.known[header.island].arrived(header.fragment, seconds)
@@ -157,7 +158,11 @@ class CoordinatorState:
     ) -> CoordinatorState:
         """Return the state with the counted updates of one more round."""
         counted = self.counted.adding(
-            roster, fragment=fragment, round=round, num_fragments=len(self.rounds)
+            roster,
+            fragment=fragment,
+            round=round,
+            num_fragments=len(self.rounds),
+            is_async=self.settings.sync.is_async,
         )
         return changed(self, counted=counted)
 

@@ -329,6 +329,8 @@ class CloseRound:
     staged: tuple[Header, ...]
     outer: OuterValues
     epoch: int
+    buffer: int = 0
+    """Updates between two moves of the velocity; 0 in a synchronous run."""
 
 
 Action = Welcome | Persist | Respond | CloseRound

@@ -54,6 +54,7 @@ def join(
         raise Unreachable("Another island is founding the run. Ask again.")
     before = state.members.known.get(member.island)
     if before is None or before.incarnation != member.incarnation:
+        _require_no_second(state, member.island)
         state = _spend_joining(state, now_s)
     if before is None:
         members, member = _with_name(state, members, member, now_s)
@@ -74,6 +75,23 @@ def join(
     )
     welcome = events.Welcome(member, position, is_founder, spoken_for)
     return state, [events.Persist(member), welcome]
+
+
+def _require_no_second(state: CoordinatorState, island: str) -> None:
+    """Return unless two rounds of an asynchronous run have updates of an island.
+
+    Its next incarnation takes the outcome of one round only before it publishes.
+
+    Raises:
+        Unreachable: it has: ask again when the first of them is committed.
+    """
+    for round in state.rounds:
+        if round.is_async and island in round.ahead:
+            raise Unreachable(
+                f"An earlier incarnation of island {island!r} has two updates in "
+                f"fragment {round.fragment}, and round {round.number} takes the first "
+                "of them. Ask again when it is over."
+            )
 
 
 def _default_islands(state: CoordinatorState) -> int:
@@ -209,6 +227,7 @@ def found(
             base=digest,
             bases=(digest,),
             outer=outer,
+            is_async=state.settings.sync.is_async,
         )
         for index, (digest, outer) in enumerate(
             zip(event.digests, event.outers, strict=True)

@@ -26,7 +26,7 @@ from atoll.protocol.messages import CountedWork, Heartbeat, HeldRound, JoinReque
 from atoll.protocol.tables import JOINING, changed
 from atoll.settings import RunSettings
 from atoll.settings.sections import DEFAULT_ISLANDS
-from atoll.wire import Header, Roster
+from atoll.wire import Header, Roster, RosterEntry
 from atoll.wire.roster import new_name_fault
 
 LEASE_S = 15.0
@@ -81,6 +81,9 @@ class Member:
     opened: tuple[int, ...] = ()
     """Rounds that were open when it joined, by fragment, if its document says that:
     they do not wait for it."""
+
+    step_s: float | None = None
+    """Its pace, as it last reported it: the seconds of an inner step."""
 
     def arrived(self, fragment: int, seconds: float) -> Member:
         """Return the member with one more arrival of an update."""
@@ -440,6 +443,35 @@ def _which_life(before: Member | None, request: JoinRequest) -> str:
     return "later than known" if request.incarnation > latest else "not later"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListedUpdate:
+    """The last update of an island, counted or refused, that a fragment's rosters list.
+
+    Only asynchronous runs have it: there an update stands until a roster lists it.
+    """
+
+    round: int
+    """The round of that roster."""
+
+    label: int
+    """The round that the update was sealed for."""
+
+    incarnation: int
+
+    @classmethod
+    def of(cls, entry: RosterEntry, round: int) -> ListedUpdate:
+        """Return the update of an entry, which has its digest."""
+        return cls(round=round, label=round - entry.age, incarnation=entry.incarnation)
+
+    def covers(self, header: Header) -> bool:
+        """Return whether an update of the island is this one, or came before it.
+
+        An incarnation publishes its updates in the order of their labels. The last
+        update of an earlier one says nothing about those of a later one.
+        """
+        return self.incarnation >= header.incarnation and self.label >= header.round
+
+
 @dataclass(frozen=True)
 class CountedUpdates:
     """The last counted update of each island, for every fragment."""
@@ -447,6 +479,8 @@ class CountedUpdates:
     by_island: Mapping[str, tuple[CountedWork | None, ...]] = field(
         default_factory=dict
     )
+    listed: Mapping[tuple[int, str], ListedUpdate] = field(default_factory=dict)
+    """By fragment and island; empty in a synchronous run."""
 
     @cached_property
     def tokens(self) -> int:
@@ -472,7 +506,13 @@ class CountedUpdates:
         return self.by_island.get(island, (None,) * num_fragments)
 
     def adding(
-        self, roster: Roster, *, fragment: int, round: int, num_fragments: int
+        self,
+        roster: Roster,
+        *,
+        fragment: int,
+        round: int,
+        num_fragments: int,
+        is_async: bool = False,
     ) -> CountedUpdates:
         """Return this with the roster of one more round."""
         by_island = dict(self.by_island)
@@ -485,7 +525,14 @@ class CountedUpdates:
                 incarnation=entry.incarnation,
             )
             by_island[entry.island] = tuple(fragments)
-        return CountedUpdates(by_island)
+        if not is_async:
+            return CountedUpdates(by_island, self.listed)
+        listed = {
+            (fragment, entry.island): ListedUpdate.of(entry, round)
+            for entry in roster.entries
+            if entry.digest
+        }
+        return CountedUpdates(by_island, {**self.listed, **listed})
 
 
 SPARE_ROUNDS = 16

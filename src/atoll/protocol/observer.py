@@ -48,6 +48,7 @@ def found(
             bases=(),
             outer=outer,
             opened_s=now_s,
+            is_async=state.settings.sync.is_async,
         )
         for index, outer in enumerate(event.outers)
     )
@@ -74,7 +75,8 @@ def skip(
         fragments = list(by_island.get(island, (None,) * len(state.rounds)))
         fragments[event.fragment] = work
         by_island[island] = tuple(fragments)
-    state = changed(state, counted=CountedUpdates(by_island))
+    counted = CountedUpdates(by_island, state.counted.listed)
+    state = changed(state, counted=counted)
     return state.with_round(opened), []
 
 

@@ -252,6 +252,12 @@ def move(
 
 
 def _require_movable(state: CoordinatorState, now_s: float) -> None:
+    if state.settings.sync.is_async:
+        raise UsageError(
+            "An asynchronous run cannot move yet: an island finds its update in the "
+            "rosters of many rounds, which do not move along. Export its weights, and "
+            "begin a new run with them."
+        )
     if state.model is None:
         raise UsageError(
             "The run has no weights yet, so that nothing can move. "

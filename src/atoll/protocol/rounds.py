@@ -7,6 +7,14 @@ Rule 3: one update per island and round: the first one staged stands.
 Rule 4: a departing update may be staged for the round after the open one.
 Rule 5: `judge_updates` decides which staged updates count; its answer is the same for
         every exchange.
+
+An asynchronous run has three more rules:
+Rule 6: an update stands until a roster lists it. It counts in a later round than the
+        one that it was sealed for, which is its label; the difference is its age.
+Rule 7: a round waits at most `grace_s` from its first update, and then takes the
+        updates that have arrived; no island is late.
+Rule 8: an update that arrives while its fragment is closing is staged for the next
+        round, and so is one that departs while another of its island stands.
 """
 
 from __future__ import annotations
@@ -18,9 +26,9 @@ from enum import StrEnum
 from statistics import median
 
 from atoll.algorithm.outer import LARGEST_NORM
-from atoll.algorithm.pace import deadline_s
+from atoll.algorithm.pace import aged_weight, deadline_s
 from atoll.errors import Refused
-from atoll.protocol.membership import Members, progress_fault
+from atoll.protocol.membership import ListedUpdate, Members, progress_fault
 from atoll.protocol.messages import CountedWork, HeldRound
 from atoll.protocol.tables import RECEPTION, changed
 from atoll.settings import RunSettings, SyncSection
@@ -102,14 +110,25 @@ class Round:
     roster: Roster | None = None
     """While closing: what the frozen staged set came to."""
 
-    def receive(self, header: Header, *, its_island: str) -> Reception:
+    is_async: bool = False
+    """Whether updates of earlier rounds may be staged."""
+
+    lost_through: int = 0
+    """The last round of an asynchronous run whose roster is lost: an update with this
+    label or a lower one may have counted there, so it is not staged again."""
+
+    def receive(
+        self, header: Header, *, its_island: str, listed: ListedUpdate | None = None
+    ) -> Reception:
         """Judge an update by its header, as `tables.RECEPTION` says.
+
+        `listed` is the last update of its island that a roster of this fragment lists.
 
         Raises:
             Refused: another update stands for this island, or its round cannot be open.
         """
         answer = RECEPTION[
-            _which_round(header.round - self.number),
+            self._which_round(header, listed),
             self.phase,
             "departing" if header.kind is FrameKind.DEPARTING else "update",
             self._standing(header),
@@ -120,22 +139,47 @@ class Round:
         is_ahead = (
             header.round == self.number + 1 and header.kind is FrameKind.DEPARTING
         )
-        if header.round == self.number or is_ahead:
+        if header.round <= self.number or is_ahead:
             raise another_stands(header)
         raise Refused(
             f"Round {header.round} of fragment {self.fragment} cannot be published "
             f"yet: round {self.number} is open. Wait for its outcome."
         )
 
+    def _which_round(self, header: Header, listed: ListedUpdate | None) -> str:
+        distance = header.round - self.number
+        if not self.is_async:
+            return _WHICH_ROUND[min(max(distance, -1), 2)]
+        if not self.stands(header, listed):
+            return "over"
+        is_next = distance == 1 and header.kind is FrameKind.DEPARTING
+        if distance <= 0 or (is_next and self.phase is Phase.CLOSING):
+            return "not listed yet"
+        return _WHICH_ROUND[min(distance, 2)]
+
+    def stands(self, header: Header, listed: ListedUpdate | None) -> bool:
+        """Return whether no roster lists an update, in an asynchronous run."""
+        is_listed = listed is not None and listed.covers(header)
+        return header.round > self.lost_through and not is_listed
+
     def _standing(self, header: Header) -> str:
-        updates = self.staged if header.round == self.number else self.ahead
+        updates = self.ahead if self._goes_ahead(header) else self.staged
         standing = updates.get(header.island)
         if standing is None:
             return "nothing"
         if standing.incarnation < header.incarnation:
             return "an earlier incarnation's"
-        is_same = update_digest(standing) == update_digest(header)
-        return "the same" if is_same else "another"
+        return "the same" if _is_same(standing, header) else "another"
+
+    def _goes_ahead(self, header: Header) -> bool:
+        """Return whether an update is staged for the round after this one."""
+        if not self.is_async:
+            return header.round != self.number
+        standing = self.staged.get(header.island)
+        if standing is not None and _is_same(standing, header):
+            return False
+        is_second = standing is not None and header.kind is FrameKind.DEPARTING
+        return is_second or header.round > self.number or self.phase is Phase.CLOSING
 
     def opening(self, members: Members, now_s: float) -> Round:
         """Return the round when it opens for the islands that have joined."""
@@ -144,14 +188,14 @@ class Round:
 
     def stage(self, header: Header, now_s: float) -> Round:
         """Return the round with a wanted update, whose body is verified."""
-        if header.round == self.number:
-            is_first = self.first_s is None and header.kind is not FrameKind.DEPARTING
-            return changed(
-                self,
-                staged={**self.staged, header.island: header},
-                first_s=now_s if is_first else self.first_s,
-            )
-        return changed(self, ahead={**self.ahead, header.island: header})
+        if self._goes_ahead(header):
+            return changed(self, ahead={**self.ahead, header.island: header})
+        is_first = self.first_s is None and header.kind is not FrameKind.DEPARTING
+        return changed(
+            self,
+            staged={**self.staged, header.island: header},
+            first_s=now_s if is_first else self.first_s,
+        )
 
     def without(self, island: str) -> Round:
         """Return the round that does not wait for a new incarnation of an island."""
@@ -162,6 +206,8 @@ class Round:
     def missing(self, members: Members, now_s: float) -> frozenset[str]:
         """Return the candidates that have not published and are live, or will be."""
         live = self.candidates & members.live(now_s)
+        if self.is_async:  # no island resumes exactly there
+            return live - self.staged.keys()
         absent = self.candidates - live - self.staged.keys()
         returning = {name for name in absent if members.known[name].is_expected}
         return (live | returning) - self.staged.keys()
@@ -179,6 +225,8 @@ class Round:
 
     def late_at_s(self, island: str, members: Members, settings: RunSettings) -> float:
         """Return when an island that has not published is late, by these settings."""
+        if self.is_async:
+            return self.waits_from_s + self.grace_s(members, settings)
         latest_s = self.waits_from_s + settings.limits.deadline_max_s
         if island in self.awaited:
             return latest_s
@@ -190,6 +238,18 @@ class Round:
             upper_s=math.inf,
         )
         return min(self.opened_s + learned_s, latest_s)
+
+    def grace_s(self, members: Members, settings: RunSettings) -> float:
+        """Return how long an asynchronous round stays open after its first update.
+
+        By default half of the time in which the fastest island makes the steps that
+        overlap: the other half is for the transfer of the outcome.
+        """
+        if settings.asynchronous.grace_s is not None:
+            return settings.asynchronous.grace_s
+        paces_s = [members.known[name].step_s for name in self.candidates]
+        fastest_s = min([pace_s for pace_s in paces_s if pace_s], default=0.0)
+        return settings.sync.overlap_steps * fastest_s / 2
 
     def can_close(self, members: Members, settings: RunSettings, now_s: float) -> bool:
         """Return whether no island is worth waiting for, and a quorum has published."""
@@ -249,8 +309,14 @@ class Round:
             opened_s=now_s,
             candidates=candidates,
             staged=self.ahead,
-            awaited=(self.candidates & candidates) - published,
+            awaited=(
+                frozenset()
+                if self.is_async
+                else (self.candidates & candidates) - published
+            ),
             norms=norms_after(self.norms, self.staged.values(), roster),
+            is_async=self.is_async,
+            lost_through=self.lost_through,
         )
 
     def recover(
@@ -273,9 +339,18 @@ class Round:
             outer=outer,
             opened_s=now_s,
             candidates=candidates,
-            staged=self.ahead if state.round == self.number else {},
+            staged=self._after_recovery(state.round),
+            ahead=self.ahead if self.is_async else {},
             norms=self.norms,
+            is_async=self.is_async,
+            lost_through=self.lost_through,
         )
+
+    def _after_recovery(self, round: int) -> Mapping[str, Header]:
+        """Return the updates that are staged after a recovery of a round."""
+        if self.is_async:
+            return self.staged
+        return self.ahead if round == self.number else {}
 
 
 def another_stands(header: Header, *, suffix: str = "") -> Refused:
@@ -296,11 +371,11 @@ def _slack(sync: SyncSection) -> float:
     return sync.sync_every / (sync.sync_every - sync.overlap_steps)
 
 
-def _which_round(distance: int) -> str:
-    return _WHICH_ROUND[min(max(distance, -1), 2) + 1]
+_WHICH_ROUND = {-1: "over", 0: "the open one", 1: "the next", 2: "a later one"}
 
 
-_WHICH_ROUND = RECEPTION.columns["its round"]
+def _is_same(standing: Header, header: Header) -> bool:
+    return update_digest(standing) == update_digest(header)
 
 
 NORMS_FOR_MEDIAN = 3
@@ -316,6 +391,7 @@ Norms = Mapping[str, tuple[float, ...]]
 def judge_updates(
     headers: Iterable[Header],
     *,
+    round: int,
     base: bytes,
     known_bases: Collection[bytes],
     norms: Norms,
@@ -325,12 +401,14 @@ def judge_updates(
     """Return the roster of a round whose frozen staged set is `headers`.
 
     Order of arrival does not matter. A departing update may name any base its
-    fragment ever had, because its body does not depend on the anchor. `counted` gives
-    the last counted update of an island in this fragment.
+    fragment ever had, because its body does not depend on the anchor; in an
+    asynchronous run any update may, and its age lowers its weight by the settings.
+    `counted` gives the last counted update of an island in this fragment.
     """
+    is_async, staleness = settings.sync.is_async, settings.asynchronous.staleness
     staged = sorted(headers, key=lambda header: header.island.encode())
     objections = {
-        header.island: _objection(header, base, known_bases)
+        header.island: _objection(header, base, known_bases, is_async=is_async)
         or progress_fault(header, counted=counted(header.island), settings=settings)
         for header in staged
     }
@@ -340,7 +418,15 @@ def judge_updates(
             header, in_round, norms, settings.limits.max_update_norm
         )
     return Roster(
-        entries=tuple(_entry(header, objections[header.island]) for header in staged)
+        entries=tuple(
+            _entry(
+                header,
+                objections[header.island],
+                age=round - header.round if is_async else 0,
+                staleness=staleness,
+            )
+            for header in staged
+        )
     )
 
 
@@ -374,11 +460,13 @@ def refuse_all(roster: Roster, reason: str) -> Roster:
     )
 
 
-def _objection(header: Header, base: bytes, known_bases: Collection[bytes]) -> str:
+def _objection(
+    header: Header, base: bytes, known_bases: Collection[bytes], *, is_async: bool
+) -> str:
     if header.refused:
         return header.refused
-    departs = header.kind is FrameKind.DEPARTING and header.base in known_bases
-    if header.base != base and not departs:
+    may_be_earlier = is_async or header.kind is FrameKind.DEPARTING
+    if header.base != base and not (may_be_earlier and header.base in known_bases):
         return f"base: {header.base.hex()} is not the fragment's {base.hex()}"
     if header.norm > LARGEST_NORM:
         return (
@@ -423,14 +511,15 @@ def _norm_fault(
     )
 
 
-def _entry(header: Header, objection: str) -> RosterEntry:
+def _entry(header: Header, objection: str, *, age: int, staleness: str) -> RosterEntry:
     return RosterEntry(
         island=header.island,
         incarnation=header.incarnation,
         digest=update_digest(header),
-        weight=header.weight,
+        weight=aged_weight(header.weight, age, kind=staleness),
         verdict=Verdict.REFUSED if objection else Verdict.COUNTED,
         reason=objection,
         inner_steps=header.progress.inner_steps,
         tokens=header.progress.tokens,
+        age=age,
     )

@@ -155,7 +155,13 @@ TRANSITIONS = DecisionTable(
 RECEPTION = DecisionTable(
     title="Reception of an update",
     columns={
-        "its round": ("over", "the open one", "the next", "a later one"),
+        "its round": (
+            "over",
+            "not listed yet",
+            "the open one",
+            "the next",
+            "a later one",
+        ),
         "phase": ("waiting", "open", "closing", "ended"),
         "kind": ("update", "departing"),
         "standing": ("nothing", "the same", "another", "an earlier incarnation's"),
@@ -177,6 +183,16 @@ RECEPTION = DecisionTable(
             ("the open one", "closing", ANY, ANY, ANY),
             "closing",
             "The staged set is frozen: the outcome tells whether the update is in it.",
+        ),
+        DecisionRow(
+            ("not listed yet", "closing", "departing", "another", ANY),
+            "closing",
+            "One update of its island waits for the next round already.",
+        ),
+        DecisionRow(
+            ("not listed yet", ANY, "update", "another", ANY),
+            "spoken for",
+            "One update per island and roster: this one counts in the next.",
         ),
         DecisionRow(
             ("the next", ANY, "update", ANY, "in step"),

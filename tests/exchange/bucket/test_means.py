@@ -76,6 +76,7 @@ def roster_for(
     """Return the roster of a round in which all of them count."""
     roster = judge_updates(
         [header for header, _ in updates.values()],
+        round=1,
         base=BASE,
         known_bases=(),
         norms={},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -19,8 +20,8 @@ from atoll.algorithm.pace import (
     aged_weight,
     buffer_share,
     deadline_s,
-    dynamic_steps,
     factor,
+    local_steps,
 )
 from atoll.errors import UsageError
 
@@ -133,45 +134,112 @@ def test_an_impossible_arrival_is_an_error(wrong: float) -> None:
         Arrivals().then(wrong)
 
 
-@given(st.integers(1, 1000), st.floats(1e-6, 1e6), st.integers(1, 8))
-def test_equal_speeds_all_get_sync_every(
-    sync_every: int, speed: float, num_islands: int
+H = st.integers(1, 1000)
+PACES = st.floats(1e-6, 1e6)
+
+
+@given(H, PACES, st.floats(1.0, 8 / 7))
+def test_nearly_equal_islands_all_keep_sync_every(
+    sync_every: int, fastest_s: float, ratio: float
 ) -> None:
-    """Islands of one speed all take sync_every inner steps, at any speed."""
-    # Exact quotients: in fp64, floor(H * v / v) can be H - 1.
-    speeds = {f"i{n}": speed for n in range(num_islands)}
+    """An island that is slower by less than an eighth makes every inner step."""
+    # q = H * fastest / step >= 7/8 H up to a ratio of 8/7; the fastest has q = H.
+    step_s = max(fastest_s, min(fastest_s * ratio, fastest_s * 1.1428))
+    steps = local_steps(
+        sync_every, step_s=step_s, fastest_s=fastest_s, sync_every=sync_every
+    )
 
-    assert set(dynamic_steps(speeds, sync_every=sync_every).values()) == {sync_every}
+    assert steps == sync_every
 
 
-@given(
-    st.integers(1, 1000),
-    st.dictionaries(st.text(min_size=1), st.floats(1e-3, 1e3), min_size=1),
-)
-def test_no_island_holds_up_the_others(
-    sync_every: int, speeds: dict[str, float]
+@given(st.data(), H, PACES, PACES)
+def test_a_new_window_fits_into_the_time_of_the_fastest(
+    data: st.DataObject, sync_every: int, fastest_s: float, other_s: float
 ) -> None:
-    """A window takes an island no longer than the fastest, or one inner step."""
-    # H_w <= H v_w / v_max, so H_w / v_w <= H / v_max; only max(1, .) may exceed it.
-    own = dynamic_steps(speeds, sync_every=sync_every)
-    fastest_s = sync_every / max(speeds.values())
+    """An island whose window changes makes as many inner steps as fit into a window."""
+    step_s, fastest_s = max(fastest_s, other_s), min(fastest_s, other_s)
+    present = data.draw(st.integers(1, sync_every))
+    steps = local_steps(
+        present, step_s=step_s, fastest_s=fastest_s, sync_every=sync_every
+    )
+    window_s = sync_every * Fraction(fastest_s)
 
-    for island, steps in own.items():
-        allowed = max(fastest_s, 1.0 / speeds[island])
-        assert 1 <= steps <= sync_every
-        assert steps / speeds[island] <= allowed * (1 + 1e-12)
+    assert 1 <= steps <= sync_every
+    if steps != present:
+        assert window_s < (steps + 1) * Fraction(step_s)
+        assert steps == 1 or steps * Fraction(step_s) <= window_s
+
+
+@given(st.data(), H, PACES, st.floats(1.0, 100.0))
+def test_noise_changes_a_window_once(
+    data: st.DataObject, sync_every: int, fastest_s: float, ratio: float
+) -> None:
+    """Measurements that differ by 5 % among them change a window at most once."""
+    # A window set by q has h <= q < h + 1, and stays from 7/8 h up to 9/8 (h + 1). All
+    # q' are within 1.05 of q, and 1 / 1.05 > 7/8 and 1.05 < 9/8.
+    noise = st.lists(st.floats(1.0, 1.05), min_size=1, max_size=20)
+    windows = [data.draw(st.integers(1, sync_every))]
+    for noisy in data.draw(noise):
+        windows.append(
+            local_steps(
+                windows[-1],
+                step_s=fastest_s * ratio * noisy,
+                fastest_s=fastest_s,
+                sync_every=sync_every,
+            )
+        )
+
+    changes = sum(a != b for a, b in itertools.pairwise(windows))
+    assert changes <= 1
+
+
+@given(st.data(), H)
+def test_an_unknown_pace_keeps_the_window(data: st.DataObject, sync_every: int) -> None:
+    """Before its own pace or any other is known, an island makes what it made."""
+    present = data.draw(st.integers(1, sync_every))
+
+    assert present == local_steps(
+        present, step_s=None, fastest_s=1.0, sync_every=sync_every
+    )
+    assert present == local_steps(
+        present, step_s=1.0, fastest_s=None, sync_every=sync_every
+    )
+
+
+def test_a_window_follows_the_pace_both_ways() -> None:
+    """A window of 40 inner steps stays from 35 up to 46.125, of 100 in all."""
+    # 7/8 * 40 = 35; 9/8 * 41 = 46.125; q = 100 / step_s, with the fastest at 1 s.
+    by_quotient = {34.9: 34, 35.0: 40, 40.0: 40, 46.1: 40, 46.125: 46, 99.0: 99}
+    windows = {
+        q: local_steps(40, step_s=100.0, fastest_s=q, sync_every=100)
+        for q in by_quotient
+    }
+
+    assert windows == by_quotient
+
+
+def test_an_island_that_claims_the_slowest_pace_makes_one_inner_step() -> None:
+    """Claims beyond all measure stay exact, and within 1 and sync_every."""
+    tiny, huge = 5e-324, 1.7e308
+
+    assert local_steps(9, step_s=huge, fastest_s=tiny, sync_every=9) == 1
+    assert local_steps(1, step_s=tiny, fastest_s=huge, sync_every=9) == 9
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
-def test_an_impossible_speed_is_an_error(wrong: float) -> None:
-    """A speed that is no positive number is refused by the island's name."""
-    with pytest.raises(UsageError, match=f"Island 'b' has speed {wrong}"):
-        dynamic_steps({"a": 1.0, "b": wrong}, sync_every=10)
+def test_an_impossible_pace_is_an_error(wrong: float) -> None:
+    """A pace that is no positive number of seconds is refused with its value."""
+    with pytest.raises(UsageError, match=f"step_s={wrong} must be finite and above 0"):
+        local_steps(5, step_s=wrong, fastest_s=1.0, sync_every=10)
+    with pytest.raises(UsageError, match=f"fastest_s={wrong} must be finite and"):
+        local_steps(5, step_s=1.0, fastest_s=wrong, sync_every=10)
 
 
-def test_nobody_needs_no_steps() -> None:
-    """Without islands there is nothing to say."""
-    assert dynamic_steps({}, sync_every=10) == {}
+@pytest.mark.parametrize("wrong", [0, 11])
+def test_an_impossible_window_is_an_error(wrong: int) -> None:
+    """A present window outside of 1 to sync_every is refused with both values."""
+    with pytest.raises(UsageError, match=f"present={wrong} must be from 1 to sync_ev"):
+        local_steps(wrong, step_s=1.0, fastest_s=1.0, sync_every=10)
 
 
 KINDS = ("none", "inverse", "inverse_root", "exponential")

@@ -1,17 +1,18 @@
-"""How long an island may take, and how an update's age lowers its weight.
+"""How long an island may take, what a slower one does, and how age lowers a weight.
 
 An island is late beyond the median of its last arrivals plus `patience` spreads. So a
 slow, steady island is waited for and one that stopped is not, without a timeout to
-tune. In an asynchronous run no island is late: an update has an age instead, and its
-factor is a whole number, so that weights are exact. All functions here are pure: the
-caller passes times.
+tune. With dynamic local updates a slower island makes fewer inner steps per window, so
+that none is waited for. In an asynchronous run no island is late: an update has an age
+instead, and its factor is a whole number, so that weights are exact. All functions here
+are pure: the caller passes times.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -79,26 +80,40 @@ def deadline_s(
     return min(max(late_s, lower_s), upper_s)
 
 
-def dynamic_steps(speeds: Mapping[str, float], *, sync_every: int) -> dict[str, int]:
-    """Return each island's inner steps per window, so that all take equally long.
+NEAR = Fraction(1, 8)
+"""A pace that differs by less does not change a window: noise must not move it."""
 
-    H_w = max(1, floor(H v_w / max v)), v in inner steps per second (DyLU, arXiv
-    2401.09135). The quotient is exact, so the fastest island always gets `sync_every`.
 
-    >>> dynamic_steps({"a": 2.0, "b": 0.5}, sync_every=10)
-    {'a': 10, 'b': 2}
+def local_steps(
+    present: int, *, step_s: float | None, fastest_s: float | None, sync_every: int
+) -> int:
+    """Return an island's inner steps per window, so that all windows take equally long.
+
+    With H = sync_every, the island makes q = H * fastest_s / step_s inner steps while
+    the fastest one makes H. Its window is floor(q), from 1 to H. The present h stays
+    while 7/8 h <= q < 9/8 (h + 1), and while a pace is not known. Quotients are exact.
+
+    Dynamic local updates are those of arXiv 2401.09135, which sets h by the pace of
+    each round. Here it stays at first: noise would change it in most rounds.
+
+    >>> local_steps(10, step_s=0.5, fastest_s=0.2, sync_every=10)
+    4
+    >>> local_steps(4, step_s=0.55, fastest_s=0.2, sync_every=10)  # 3.6 of 10
+    4
     """
-    for island, speed in speeds.items():
-        if not 0.0 < speed < math.inf:
-            raise UsageError(
-                f"Island {island!r} has speed {speed}, which is not a positive number "
-                "of inner steps per second. Leave it out until its pace is known."
-            )
-    fastest = Fraction(max(speeds.values(), default=1.0))
-    return {
-        island: max(1, math.floor(sync_every * Fraction(speed) / fastest))
-        for island, speed in speeds.items()
-    }
+    if not 1 <= present <= sync_every:
+        raise UsageError(
+            f"present={present} must be from 1 to sync_every={sync_every} inner steps."
+        )
+    if step_s is None or fastest_s is None:
+        return present
+    for name, seconds in (("step_s", step_s), ("fastest_s", fastest_s)):
+        if not 0.0 < seconds < math.inf:
+            raise UsageError(f"{name}={seconds} must be finite and above 0.")
+    exact = sync_every * Fraction(fastest_s) / Fraction(step_s)
+    if (1 - NEAR) * present <= exact < (1 + NEAR) * (present + 1):
+        return present
+    return max(1, min(sync_every, math.floor(exact)))
 
 
 FULL_FACTOR = 2**20

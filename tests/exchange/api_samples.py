@@ -26,6 +26,7 @@ from atoll.exchange.api import (
     reply_parts,
     to_request,
 )
+from atoll.exchange.api.messages import MAX_STEP_S
 from atoll.exchange.calls import (
     AgreedCall,
     Call,
@@ -109,6 +110,7 @@ BEAT = Heartbeat(
         HeldRound(7, bytes(range(16)), bytes(range(0xF0, 0x100))),
         HeldRound(6, bytes(16)),
     ),
+    step_s=0.125,
 )
 POSITION = Position(
     step=700, rounds=(8, 7), last_round=20, tokens=5000, wanted=(0,), lost=(1,)
@@ -231,6 +233,7 @@ BEATS = st.builds(
     step=NUMBERS,
     waits_for=st.none() | st.tuples(NUMBERS, NUMBERS),
     holds=several(HOLDINGS),
+    step_s=st.none() | st.floats(0.0, MAX_STEP_S, exclude_min=True),
 )
 TENSORS = st.builds(
     TensorSpec,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from io import BytesIO
@@ -61,6 +62,7 @@ from tests.exchange.api_samples import (
     POSITION,
     QUESTION,
     REPLIES,
+    REPLY,
     answered,
     as_received,
     body_bytes,
@@ -367,6 +369,17 @@ def test_the_error_decides_and_not_the_status() -> None:
     answer = error_parts(Refused("No token."))
     with pytest.raises(Refused, match="No token"):
         answered(QUESTION, replace(answer, status=401))
+
+
+@pytest.mark.parametrize("window", [0, 1, 100])
+def test_a_window_is_in_the_reply_to_a_join(window: int) -> None:
+    """An island learns its window when it joins; without one the form is as before."""
+    reply = replace(REPLY, window=window)
+    form = json.loads(body_bytes(reply_parts(reply)))
+
+    assert replied_and_read(JOIN, reply) == reply
+    assert form.get("window", 0) == window
+    assert ("window" in form) == bool(window)
 
 
 def test_a_wrong_answer_is_corrupt() -> None:

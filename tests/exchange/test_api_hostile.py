@@ -6,6 +6,7 @@ The one exception is RunEnded, which a coordinator may say at any time.
 from __future__ import annotations
 
 import json
+import math
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
@@ -177,7 +178,7 @@ def test_any_bytes_are_refused(name: str, data: bytes) -> None:
 def test_a_field_more_or_less_is_refused(name: str) -> None:
     """A form has exactly its fields: one that is missing or unknown is refused."""
     read, form = READERS[name]
-    for key in form:
+    for key in form.keys() - {"step_s"}:  # optional
         rest = {each: value for each, value in form.items() if each != key}
         with pytest.raises((AtollError, RunEnded)):
             read(json.dumps(rest).encode())
@@ -224,6 +225,11 @@ def test_a_wrong_field_of_a_joining_is_named(
         (["island"], "n" * 999, r"beat\.island='nnn.*' must be a name of at most 128"),
         (["holds", 1, 1], "00", r"beat\.holds\[1\]\.digest='00' must be 16 to 16"),
         (["waits_for"], [1], r"beat\.waits_for has 1 entries; it must have 2 to 2"),
+        (["step_s"], 0, r"beat\.step_s=0 must be a finite number above 0\.0 and at"),
+        (["step_s"], -0.1, r"beat\.step_s=-0\.1 must be a finite number above 0\.0"),
+        (["step_s"], 2**40 + 1, r"step_s=1099511627777 must be .* at most 10995116277"),
+        (["step_s"], None, r"beat\.step_s=None must be a finite number above 0\.0"),
+        (["step_s"], math.nan, "NaN is no number of JSON"),
     ],
 )
 def test_a_wrong_field_of_a_heartbeat_is_named(
@@ -232,6 +238,21 @@ def test_a_wrong_field_of_a_heartbeat_is_named(
     """The field is named from the outside in."""
     with pytest.raises(UsageError, match=message):
         heartbeat(json.dumps(changed(BEAT_FORM, way, value)).encode())
+
+
+@pytest.mark.parametrize(
+    ("window", "message"),
+    [
+        (0, r"window=0 must be a whole number from 1 to 2147483647"),
+        (2**31, r"window=2147483648 must be a whole number from 1 to 2147483647"),
+        (101, r"window=101 must be at most sync\.sync_every=100"),
+        (None, r"window=None must be a whole number from 1"),
+    ],
+)
+def test_a_window_that_no_island_has_is_refused(window: object, message: str) -> None:
+    """A join reply gives 1 to sync_every inner steps per window, or says nothing."""
+    with pytest.raises(CorruptError, match=message):
+        reply_to(JOIN, json.dumps(JOINED | {"window": window}).encode())
 
 
 @pytest.mark.parametrize(

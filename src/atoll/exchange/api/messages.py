@@ -149,6 +149,7 @@ MAX_TENSORS = 65_536
 MAX_TENSOR_NAME_BYTES = 512
 MAX_DIMENSIONS = 64
 MAX_KEY_BYTES = 64
+MAX_STEP_S = 2.0**40
 
 _SIZE_MAX = 2**63 - 1
 _FRAGMENT = integer(0, MAX_FRAGMENT)
@@ -168,6 +169,7 @@ HOLDINGS = listed(HOLDING, max_items=MAX_FRAGMENTS)
 # Statistics are added up over islands: sums must stay finite and readable.
 _SHOWN = integer(0, _SIZE_MAX)
 _SECONDS = number(0.0, 2.0**40)
+WINDOW = integer(1, 2**31 - 1)
 
 STATS = table(
     protocol.Stats,
@@ -194,6 +196,7 @@ BEAT = table(
         "holds": HOLDINGS,
         "stats": maybe(STATS),
     },
+    optional={"step_s": number(0.0, MAX_STEP_S, is_low_open=True)},
 )
 
 POSITION = table(
@@ -289,13 +292,19 @@ _JOINED: dict[str, JsonField[Any]] = {
     "spoken_for": _FRAGMENTS,
     "counted": listed(maybe(COUNTED), max_items=MAX_FRAGMENTS),
 }
-_JOINED_FIELDS: JsonField[dict[str, Any]] = table(dict, _JOINED)
+_WINDOW_KEY = "window"
+"""Omitted by a run whose islands all make `sync_every` inner steps per window."""
+
+_JOINED_FIELDS: JsonField[dict[str, Any]] = table(
+    dict, _JOINED, optional={_WINDOW_KEY: WINDOW}
+)
 
 
 def join_reply_form(reply: protocol.JoinReply) -> dict[str, Any]:
     """Return the JSON of the reply to a join, with all settings."""
     form = {key: rule.write(getattr(reply, key)) for key, rule in _JOINED.items()}
-    return form | settings_form(reply.settings)
+    window = {_WINDOW_KEY: WINDOW.write(reply.window)} if reply.window else {}
+    return form | window | settings_form(reply.settings)
 
 
 def read_join_reply(value: object, path: str) -> protocol.JoinReply:
@@ -309,7 +318,11 @@ def read_join_reply(value: object, path: str) -> protocol.JoinReply:
     settings = read_settings(
         {key: form.pop(key) for key in SETTINGS_KEYS & form.keys()}, path
     )
-    return protocol.JoinReply(settings=settings, **_JOINED_FIELDS.read(form, path))
+    reply = protocol.JoinReply(settings=settings, **_JOINED_FIELDS.read(form, path))
+    if reply.window > settings.sync.sync_every:
+        needed = f"at most sync.sync_every={settings.sync.sync_every}"
+        raise wrong(f"{path}.{_WINDOW_KEY}", reply.window, needed)
+    return reply
 
 
 def model_fingerprint(

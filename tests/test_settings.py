@@ -242,6 +242,7 @@ def test_what_may_change_during_a_run_is_not_in_the_fingerprint(
         ("sync.fragment_order", "by_size"),
         ("sync.overlap_steps", 1),
         ("sync.adopt", "mix"),
+        ("sync.dynamic_local_updates", True),
         ("wire.up", "fp32"),
         ("wire.down", "fp32"),
         ("wire.error_feedback", True),
@@ -385,7 +386,6 @@ def test_an_unknown_choice_names_the_nearest_one(
     ("key", "value"),
     [
         ("sync.mode", "async"),
-        ("sync.dynamic_local_updates", True),
         ("wire.down", "gather"),
     ],
 )
@@ -415,6 +415,10 @@ def test_a_capability_to_come_is_refused_by_name(key: str, value: object) -> Non
         (
             {"sync": {"rest": "own", "num_fragments": 4, "fragment_order": "by_size"}},
             r"rest='own' has no meaning with .*'by_size'.* Choose rest='balanced'",
+        ),
+        (
+            {"sync": {"sync_every": 1, "dynamic_local_updates": True}},
+            r"dynamic_local_updates=true has no effect .* sync\.sync_every=1: .* raise",
         ),
         (
             {"wire": {"down": "topk-2bit"}},

@@ -199,6 +199,11 @@ def _require_available(settings: RunSettings) -> None:
             f"outer.weight={settings.outer.weight!r} has no meaning where all islands "
             "make the same inner steps. Choose weight='uniform'."
         )
+    if settings.sync.dynamic_local_updates:
+        raise UsageError(
+            "sync.dynamic_local_updates=true has no meaning where all islands make the "
+            "same inner steps. Remove it."
+        )
     momentum = settings.outer.momentum
     if settings.outer.optimizer == "adam" and momentum > MOST_ADAM_MOMENTUM:
         raise UsageError(

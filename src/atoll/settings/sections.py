@@ -121,7 +121,7 @@ class SyncSection:
     keep_local: float = rules.setting(0.0, _SHARE)
     """With `mix`, the share of the local weights that is kept."""
 
-    dynamic_local_updates: bool = rules.setting(False, rules.later(False))
+    dynamic_local_updates: bool = rules.setting(False, rules.FLAG)
     """Whether slower islands make fewer inner steps per round."""
 
     @property
@@ -134,6 +134,7 @@ class SyncSection:
         self._check_overlap()
         self._check_adopt()
         self._check_rest()
+        self._check_windows()
 
     def _check_overlap(self) -> None:
         if self.overlap_steps >= self.sync_every:
@@ -169,6 +170,14 @@ class SyncSection:
             raise SettingsError(
                 "sync.rest='own' has no meaning with sync.fragment_order='by_size', "
                 "which does not look for blocks. Choose rest='balanced'."
+            )
+
+    def _check_windows(self) -> None:
+        if self.dynamic_local_updates and self.sync_every == 1:
+            raise SettingsError(
+                "sync.dynamic_local_updates=true has no effect with sync.sync_every=1: "
+                "every island makes 1 inner step per round. Remove it, or raise "
+                "sync_every."
             )
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atoll.errors import ModelError, Unreachable, UsageError
+from atoll.errors import ModelError, SettingsError, Unreachable, UsageError
 from atoll.exchange import CollectiveRun, Frame, MemoryRun
 from atoll.exchange.calls import AgreedCall, Call, LeaveCall, PublishCall
 from atoll.exchange.collective import CollectiveExchange, MemoryWorld
@@ -318,6 +318,18 @@ def test_a_rank_that_cannot_join_is_told_to_all() -> None:
 
     said = failure_of(ranks["i0"])
     assert said.startswith("Rank 1 of the collective cannot join the run: 'w' is a")
+
+
+def test_a_run_with_dynamic_local_updates_is_refused() -> None:
+    """Ranks make every inner step together; the refused one is no member."""
+    tables = plain_settings().to_dict() | {"sync": {"dynamic_local_updates": True}}
+    bureau = Bureau(RunSettings.from_dict(tables))
+    (rank,) = collective(bureau, 1).values()
+    with pytest.raises(SettingsError, match="dynamic_local_updates=true lets islands"):
+        enter(rank, "i0")
+
+    assert bureau.service.state.members.known["i0"].has_left
+    assert "cannot join the run: sync.dynamic_local" in failure_of(rank)
 
 
 def test_ranks_of_two_runs_are_told_so() -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from queue import Empty
 from typing import TYPE_CHECKING
 
-from atoll.errors import AtollError, RunEnded, RunMoved, UsageError
+from atoll.errors import AtollError, RunEnded, RunMoved, SettingsError, UsageError
 from atoll.exchange.base import Constants, Frame, Outcome
 from atoll.exchange.collective.channel import (
     LEADER,
@@ -120,6 +120,7 @@ class CollectiveExchange:
     def join(self, request: JoinRequest) -> JoinReply:
         try:
             reply = self._inner.join(request)
+            self._require_lockstep(reply)
         except Exception as exc:
             rank = self._channel.name_of(self._world.rank)
             self._channel.fail(f"{rank} of the collective cannot join the run: {exc}")
@@ -137,6 +138,20 @@ class CollectiveExchange:
                 )
             )
         return reply
+
+    def _require_lockstep(self, reply: JoinReply) -> None:
+        """Return if all ranks make the same inner steps per window; else leave.
+
+        Raises:
+            SettingsError: they need not.
+        """
+        if reply.settings.sync.dynamic_local_updates:
+            self._inner.leave(reply.island, reply.incarnation)
+            raise SettingsError(
+                "sync.dynamic_local_updates=true lets islands make different inner "
+                "steps, and those of a collective make every step together. Join "
+                "without a collective, or begin a run without this setting."
+            )
 
     def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         self._require_no_failure()

@@ -63,6 +63,12 @@ def require_settings(settings: RunSettings, *, num_fragments: int) -> None:
         ("sync.rest", sync.rest, "balanced", "the modules are the fragments"),
         ("sync.overlap_steps", sync.overlap_steps, 0, "fragment_sync_delay says it"),
         ("sync.adopt", sync.adopt, "rebase", "fragment_update_alpha says it"),
+        (
+            "sync.dynamic_local_updates",
+            sync.dynamic_local_updates,
+            False,
+            "sync_every of DiLoCo says it",
+        ),
         ("outer.optimizer", outer.optimizer, "sgd", "torchft takes the outer step"),
         ("outer.lr", outer.lr, 1.0, "torchft takes the outer step"),
         ("outer.weight", outer.weight, "uniform", "torchft reports no tokens"),

@@ -110,15 +110,15 @@ def _settle(state: CoordinatorState, now_s: float) -> events.Result:
                 staged=tuple(round.staged.values()),
                 outer=round.outer,
                 epoch=state.epoch,
-                buffer=_buffer(state, now_s),
+                buffer=_buffer(state, round, now_s),
             )
         )
     return state, actions
 
 
-def _buffer(state: CoordinatorState, now_s: float) -> int:
+def _buffer(state: CoordinatorState, round: Round, now_s: float) -> int:
     """Return how many updates make one outer step; 0 in a synchronous run."""
-    if not state.settings.sync.is_async:
+    if not round.is_async:
         return 0
     buffer = state.settings.asynchronous.buffer
     return len(state.members.live(now_s)) or 1 if buffer is None else buffer

@@ -162,7 +162,7 @@ class CoordinatorState:
             fragment=fragment,
             round=round,
             num_fragments=len(self.rounds),
-            is_async=self.settings.sync.is_async,
+            is_async=self.rounds[fragment].is_async,
         )
         return changed(self, counted=counted)
 

@@ -405,7 +405,10 @@ def judge_updates(
     asynchronous run any update may, and its age lowers its weight by the settings.
     `counted` gives the last counted update of an island in this fragment.
     """
-    is_async, staleness = settings.sync.is_async, settings.asynchronous.staleness
+    staleness, is_async = (
+        settings.asynchronous.staleness,
+        settings.sync.mode == "async",
+    )
     staged = sorted(headers, key=lambda header: header.island.encode())
     objections = {
         header.island: _objection(header, base, known_bases, is_async=is_async)
@@ -422,7 +425,7 @@ def judge_updates(
             _entry(
                 header,
                 objections[header.island],
-                age=round - header.round if is_async else 0,
+                age=round - header.round,
                 staleness=staleness,
             )
             for header in staged

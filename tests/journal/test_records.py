@@ -27,6 +27,7 @@ from atoll.journal import (
     PauseRecord,
     RecoveredRecord,
     StagedRecord,
+    WindowRecord,
 )
 from atoll.journal.encoding import LAYOUT, decode, encode
 from atoll.journal.records import (
@@ -81,6 +82,7 @@ RECORDS: list[Record] = [
         locations=(BodyLocation(file=3, first=99), None),
     ),
     CountedRecord(fragment=1, island="é", round=9, inner_steps=2**64 - 1, tokens=7),
+    WindowRecord(fragment=1, island="é", window=2**31 - 1),
     EndedRecord(reason="end_rounds"),
 ]
 EACH = pytest.mark.parametrize("record", RECORDS, ids=lambda r: type(r).__name__)

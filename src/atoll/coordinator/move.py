@@ -43,6 +43,7 @@ from atoll.journal import (
     JoinedRecord,
     Journal,
     PauseRecord,
+    WindowRecord,
 )
 from atoll.journal import LeftRecord as HasLeft
 from atoll.protocol import Heartbeat, Phase, TensorSpec
@@ -316,7 +317,7 @@ def _progress(service: Service, fragment: int) -> FragmentProgress:
     state = service.state
     return FragmentProgress(
         round=service.weights[fragment].round,
-        counted=counted_progress(state.counted, fragment),
+        counted=counted_progress(state, fragment),
         bases=state.rounds[fragment].bases[:-1][-BASES:],
     )
 
@@ -442,6 +443,11 @@ def _count(journal: Journal, fragment: int, progress: FragmentProgress) -> None:
                 tokens=work.tokens,
             )
         )
+        if work.window:
+            window = WindowRecord(
+                fragment=fragment, island=work.island, window=work.window
+            )
+            journal.append(window)
 
 
 def _record_controls(journal: Journal, moved: MovedRun) -> None:

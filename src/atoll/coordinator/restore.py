@@ -63,6 +63,7 @@ def restore(journal: Journal, *, now_s: float) -> RestoredRun:
         members=_members(recorded, now_s),
         model=recorded.model,
         counted=_counted(recorded),
+        windows=recorded.windows,
         last_round=last_round,
         is_paused=recorded.is_paused,
         move=_move(recorded),

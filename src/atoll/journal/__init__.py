@@ -21,6 +21,7 @@ from atoll.journal.records import (
     PauseRecord,
     RecoveredRecord,
     StagedRecord,
+    WindowRecord,
 )
 from atoll.journal.replay import (
     CountedUpdate,
@@ -54,4 +55,5 @@ __all__ = [
     "RecordedRun",
     "RecoveredRecord",
     "StagedRecord",
+    "WindowRecord",
 ]

@@ -356,6 +356,7 @@ LAYOUT: dict[int, tuple[type[records.Record], dict[str, RecordField]]] = {
         },
     ),
     15: (records.ConstantRecord, {"digest": CONSTANT_DIGEST, "size": U64}),
+    16: (records.WindowRecord, {"fragment": U32, "island": TEXT, "window": U64}),
 }
 _NUMBER_OF = {kind: number for number, (kind, _) in LAYOUT.items()}
 

@@ -76,6 +76,7 @@ Note = (
     | records.PauseRecord
     | records.MoveRecord
     | records.CountedRecord
+    | records.WindowRecord
     | records.ConstantRecord
     | records.EndedRecord
 )

@@ -328,6 +328,24 @@ class CountedRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WindowRecord:
+    """The inner steps per window of an island when the run came here."""
+
+    fragment: int
+    """Whose last roster lists the island with this window."""
+
+    island: str
+    window: int
+
+    def __post_init__(self) -> None:
+        _require(
+            _fragment(self.fragment),
+            _name(self.island, "island"),
+            _number(self.window, "window"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecoveredRecord:
     """The state of a later round was taken from an island; rounds between are lost."""
 
@@ -374,6 +392,7 @@ Record = (
     | RecoveredRecord
     | PassedRecord
     | CountedRecord
+    | WindowRecord
     | EndedRecord
 )
 

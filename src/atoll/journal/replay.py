@@ -20,6 +20,7 @@ from atoll.journal.log import (
     RecordPosition,
 )
 from atoll.protocol import ModelSpec
+from atoll.protocol.membership import Windows
 from atoll.wire import Roster
 
 MAX_LOST_ROUNDS = 2**20
@@ -111,10 +112,19 @@ class RecordedRun:
         self.counted: dict[tuple[int, str], CountedUpdate] = {}
         """By fragment and island."""
 
+        self.windows = Windows()
+        """Of the islands, with dynamic local updates."""
+
         self.staged: dict[Update, records.StagedRecord] = {}
         """Departing updates whose round is not over."""
 
         self.ended: records.EndedRecord | None = None
+
+    @property
+    def _has_windows(self) -> bool:
+        """Whether the run has dynamic local updates."""
+        sync = self.created.settings.get("sync") if self.created else None
+        return isinstance(sync, dict) and bool(sync.get("dynamic_local_updates"))
 
     def require(self, record: records.Record) -> None:
         """Return if `record` may come next; UsageError says why it may not."""
@@ -131,6 +141,8 @@ class RecordedRun:
                 self._require_passed(record)
             case records.CountedRecord(fragment=fragment, round=round):
                 self._require_over(fragment, round)
+            case records.WindowRecord(fragment=fragment):
+                self.fragment(fragment)
             case records.JoinedRecord():
                 self._require_joined(record)
             case records.LeftRecord():
@@ -165,6 +177,9 @@ class RecordedRun:
             case records.CountedRecord(fragment=fragment, island=island):
                 counted = CountedUpdate(record.round, record.inner_steps, record.tokens)
                 self.counted[fragment, island] = counted
+            case records.WindowRecord(fragment=fragment, island=island):
+                round = self.fragments[fragment].round
+                self._add_windows({island: record.window}, fragment, round)
             case records.JoinedRecord():
                 self._join(record)
             case records.LeftRecord(island=island, reason=reason):
@@ -346,6 +361,7 @@ class RecordedRun:
         other = self._in_slot(record.slot)
         if other is not None and other != record.island:
             del self.members[other]  # forgotten: see `_require_joined`
+            self.windows = self.windows.without(other)
         self._slots[record.slot] = record.island
         self.members[record.island] = JournalledMember(
             island=record.island,
@@ -391,9 +407,17 @@ class RecordedRun:
     def _outcome(self, agreed: records.AgreedRecord, position: RecordPosition) -> None:
         fragment, round = agreed.fixed.fragment, agreed.fixed.round
         self.fragments[fragment].positions[round] = position
-        for entry in agreed.roster.counted:
+        roster = agreed.roster
+        for entry in roster.counted:
             counted = CountedUpdate(round, entry.inner_steps, entry.tokens)
             self.counted[fragment, entry.island] = counted
+        self._add_windows(roster.windows, fragment, round)
+
+    def _add_windows(
+        self, windows: Mapping[str, int], fragment: int, round: int
+    ) -> None:
+        if self._has_windows:
+            self.windows = self.windows.adding(windows, fragment=fragment, round=round)
 
     def _over(self, fragment: int, round: int) -> None:
         for key in [key for key in self.staged if key[0] == fragment]:

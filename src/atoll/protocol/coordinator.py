@@ -20,15 +20,17 @@ which time alone can change something.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from atoll.algorithm.pace import local_steps
 from atoll.protocol import events, join_leave, observer, operators
 from atoll.protocol.coordinator_state import CoordinatorState, all_heard, lost_state
 from atoll.protocol.membership import Member
 from atoll.protocol.rounds import Phase, Reception, Round, judge_updates
 from atoll.protocol.tables import changed
-from atoll.wire import Header, Roster, RosterEntry, Verdict
+from atoll.wire import FrameKind, Header, Roster, RosterEntry, Verdict
 
 
 def advance(
@@ -182,7 +184,34 @@ def roster_of(state: CoordinatorState, round: Round, now_s: float) -> Roster:
         )
         for island in missing
     ]
-    return Roster(tuple(sorted([*judged.entries, *late], key=lambda e: e.island)))
+    entries = sorted([*judged.entries, *late], key=lambda e: e.island)
+    return _with_windows(state, round, Roster(tuple(entries)), now_s)
+
+
+def _with_windows(
+    state: CoordinatorState, round: Round, roster: Roster, now_s: float
+) -> Roster:
+    """Return the roster with the window of each island that stays."""
+    if not state.settings.sync.dynamic_local_updates:
+        return roster
+    departing = {
+        island
+        for island, header in round.staged.items()
+        if header.kind is FrameKind.DEPARTING
+    }
+    fastest_s = min(state.members.paces_s(now_s), default=None)
+    sync_every = state.settings.sync.sync_every
+    entries = []
+    for entry in roster.entries:
+        window = local_steps(
+            state.window_of(entry.island),
+            step_s=state.members.known[entry.island].step_s,
+            fastest_s=fastest_s,
+            sync_every=sync_every,
+        )
+        is_short = window < sync_every and entry.island not in departing
+        entries.append(replace(entry, window=window) if is_short else entry)
+    return Roster(tuple(entries))
 
 
 def _offer(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from atoll.errors import FoundingLost, Refused, RunEnded, RunMoved
-from atoll.protocol.membership import CountedUpdates, Member, Members
+from atoll.protocol.membership import CountedUpdates, Member, Members, Windows
 from atoll.protocol.messages import HeldRound, Position
 from atoll.protocol.model import ModelSpec
 from atoll.protocol.rounds import Phase, Round
@@ -98,6 +98,9 @@ class CoordinatorState:
     founding: Founding | None = None
     rounds: tuple[Round, ...] = ()
     counted: CountedUpdates = field(default_factory=CountedUpdates)
+    windows: Windows = field(default_factory=Windows)
+    """Empty without dynamic local updates."""
+
     last_round: int | None = None
     is_paused: bool = False
     """By an operator: nothing closes."""
@@ -156,7 +159,7 @@ class CoordinatorState:
     def with_counted(
         self, roster: Roster, *, fragment: int, round: int
     ) -> CoordinatorState:
-        """Return the state with the counted updates of one more round."""
+        """Return the state with the counted updates and windows of one more round."""
         counted = self.counted.adding(
             roster,
             fragment=fragment,
@@ -164,7 +167,26 @@ class CoordinatorState:
             num_fragments=len(self.rounds),
             is_async=self.rounds[fragment].is_async,
         )
-        return changed(self, counted=counted)
+        state = changed(self, counted=counted)
+        return state.with_windows(roster.windows, fragment=fragment, round=round)
+
+    def with_windows(
+        self, windows: Mapping[str, int], *, fragment: int, round: int
+    ) -> CoordinatorState:
+        """Return the state with the windows in a roster."""
+        sync = self.settings.sync
+        if not sync.dynamic_local_updates:
+            return self
+        valid = {
+            island: window if window < sync.sync_every else 0
+            for island, window in windows.items()
+        }
+        added = self.windows.adding(valid, fragment=fragment, round=round)
+        return changed(self, windows=added)
+
+    def window_of(self, island: str) -> int:
+        """Return the inner steps per window of an island."""
+        return self.windows.of(island) or self.settings.sync.sync_every
 
     def round(self, fragment: int) -> Round:
         """Return the open round of a fragment.

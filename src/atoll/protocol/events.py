@@ -7,7 +7,7 @@ The host reports events, and performs the actions in order. `Persist` and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.protocol.coordinator_state import CoordinatorState, Move
@@ -186,6 +186,8 @@ class StateSeen:
     """By island."""
 
     bases: tuple[bytes, ...]
+    windows: Mapping[str, int] = field(default_factory=dict)
+    """By island, the inner steps per window after the round; 0: `sync_every`."""
 
 
 @dataclass(frozen=True)

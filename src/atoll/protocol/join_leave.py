@@ -58,6 +58,7 @@ def join(
         state = _spend_joining(state, now_s)
     if before is None:
         members, member = _with_name(state, members, member, now_s)
+        state = _without_forgotten(state, members)
     if before is not None and _is_waited_for_anew(before, member):
         rounds = tuple(round.without(member.island) for round in state.rounds)
         state = changed(state, rounds=rounds)
@@ -145,6 +146,15 @@ def _with_name(
     return members, members.known[member.island]
 
 
+def _without_forgotten(state: CoordinatorState, members: Members) -> CoordinatorState:
+    """Return the state without windows of a name that a new one has replaced."""
+    windows = state.windows
+    if windows.last:
+        for island in state.members.known.keys() - members.known.keys():
+            windows = windows.without(island)
+    return changed(state, windows=windows)
+
+
 def candidates(state: CoordinatorState, now_s: float) -> frozenset[str]:
     """Return the islands that a round which opens now waits for: the live ones.
 
@@ -195,6 +205,7 @@ def reply_to(state: CoordinatorState, welcome: events.Welcome) -> JoinReply:
         tokens=max((work.tokens for work in counted), default=0),
         spoken_for=welcome.spoken_for,
         counted=state.counted.by_fragment(welcome.member.island, len(state.rounds)),
+        window=state.windows.of(welcome.member.island),
     )
 
 

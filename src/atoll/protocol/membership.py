@@ -6,11 +6,12 @@ Rule 2: a later incarnation fences every earlier one permanently.
 Rule 3: an expired lease means that no round waits, not that the island is dead: the
         same incarnation revives it by its next heartbeat.
 
-`CountedUpdates` has the last counted update of each island and fragment. Weights and
-the end of a run depend on numbers that islands report about themselves: progress,
-weight and incarnation. Every exchange checks these claims with the functions at the
-end, before a claim can change a round, a sum or a record. All bounds are generous: they
-refuse the impossible, not the unusual.
+`CountedUpdates` has the last counted update of each island and fragment, and `Windows`
+the inner steps that each island makes per window. Weights and the end of a run depend
+on numbers that islands report about themselves: progress, weight and incarnation. Every
+exchange checks these claims with the functions at the end, before a claim can change a
+round, a sum or a record. All bounds are generous: they refuse the impossible, not the
+unusual.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from atoll.algorithm.pace import Arrivals
 from atoll.errors import LeaseLost, NameKnown, UsageError
@@ -194,6 +196,11 @@ class Members:
             ]
         )
 
+    def paces_s(self, now_s: float) -> list[float]:
+        """Return the known paces of the live islands."""
+        paces_s = [self.known[name].step_s for name in self.live(now_s)]
+        return [step_s for step_s in paces_s if step_s is not None]
+
     def look(self, now_s: float) -> LiveMembers:
         """Return the live islands; the same object while none joins or falls silent."""
         for last in self._looked:
@@ -314,6 +321,7 @@ class Members:
             waits_for=beat.waits_for,
             holds=_latest(member.holds, beat.holds),
             is_heard=True,
+            step_s=member.step_s if beat.step_s is None else beat.step_s,
         )
         return self.with_member(renewed)
 
@@ -533,6 +541,53 @@ class CountedUpdates:
             if entry.digest
         }
         return CountedUpdates(by_island, {**self.listed, **listed})
+
+
+class ListedWindow(NamedTuple):
+    """The window of an island in a roster that lists it. Later ones are greater."""
+
+    round: int
+    fragment: int
+    window: int
+    """Inner steps per window; 0: `sync_every`."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The inner steps per window of the islands, with dynamic local updates.
+
+    That of an island is in the roster of the highest round that lists it, of several
+    fragments the last. So it does not depend on the order in which rosters are read.
+    """
+
+    last: Mapping[str, ListedWindow] = field(default_factory=dict)
+
+    def of(self, island: str) -> int:
+        """Return the inner steps per window of an island; 0: `sync_every`."""
+        listed = self.last.get(island)
+        return listed.window if listed else 0
+
+    def adding(
+        self, windows: Mapping[str, int], *, fragment: int, round: int
+    ) -> Windows:
+        """Return this with the windows of the islands that one more roster lists."""
+        listed = {
+            island: ListedWindow(round, fragment, window)
+            for island, window in windows.items()
+        }
+        later = {
+            island: window
+            for island, window in listed.items()
+            if island not in self.last or window[:2] >= self.last[island][:2]
+        }
+        return Windows({**self.last, **later}) if later else self
+
+    def without(self, island: str) -> Windows:
+        """Return this without a name that is forgotten."""
+        if island not in self.last:
+            return self
+        others = {name: last for name, last in self.last.items() if name != island}
+        return Windows(others)
 
 
 SPARE_ROUNDS = 16

@@ -77,6 +77,9 @@ def skip(
         by_island[island] = tuple(fragments)
     counted = CountedUpdates(by_island, state.counted.listed)
     state = changed(state, counted=counted)
+    state = state.with_windows(
+        event.windows, fragment=event.fragment, round=event.round
+    )
     return state.with_round(opened), []
 
 

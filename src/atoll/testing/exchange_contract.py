@@ -466,6 +466,29 @@ def a_heartbeat_says_where_the_run_is(open_run: OpenRun) -> None:
     assert a.heartbeat(beat).rounds == (2,)
 
 
+def a_slow_island_gets_a_shorter_window(open_run: OpenRun) -> None:
+    """Rosters have its window, and so has the reply when its next incarnation joins."""
+    settings = plain_settings(start_islands=2).with_values(
+        {"sync.dynamic_local_updates": True}
+    )
+    attach = open_run(settings)
+    a, b = attach(key=b"a"), attach(key=b"b")
+    first, second = enter(a, "a"), enter(b, "b")
+    assert (first.window, second.window) == (0, 0)
+    for exchange, joined, step_s in ((a, first, 0.5), (b, second, 2.0)):
+        beat = Heartbeat(
+            island=joined.island, incarnation=joined.incarnation, step=4, step_s=step_s
+        )
+        exchange.heartbeat(beat, at_once=True)
+    b.publish(update_of(b, second, 3.0))
+    a.publish(update_of(a, first, 1.0))
+
+    # 100 * 0.5 s / 2 s inner steps; 0 stands for 100, which is `sync_every`.
+    assert roster_of(a, 1).windows == roster_of(b, 1).windows == {"a": 0, "b": 25}
+    b.leave("b", second.incarnation)
+    assert enter(attach(key=b"b"), "b").window == 25
+
+
 EXCHANGE_CLAIMS: tuple[Claim, ...] = (
     the_first_island_founds_and_others_take_its_weights,
     who_makes_up_the_start_begins_with_the_first_step,
@@ -498,6 +521,7 @@ EXCHANGE_CLAIMS: tuple[Claim, ...] = (
     an_update_that_could_overflow_the_outer_step_is_refused,
     tokens_end_a_run_before_its_last_round,
     rounds_end_a_run_before_its_tokens,
+    a_slow_island_gets_a_shorter_window,
     a_heartbeat_says_where_the_run_is,
 )
 

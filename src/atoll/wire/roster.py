@@ -189,6 +189,11 @@ class Roster:
         """The entries whose updates are in the mean, in the order of the sum."""
         return tuple([e for e in self.entries if e.verdict is Verdict.COUNTED])
 
+    @property
+    def windows(self) -> dict[str, int]:
+        """The inner steps per window of each island; 0: `sync_every`."""
+        return {entry.island: entry.window for entry in self.entries}
+
     def entry(self, island: str) -> RosterEntry | None:
         """Return the entry of `island`, or None if it is not listed."""
         index = bisect_left(self.entries, island, key=lambda entry: entry.island)

@@ -23,6 +23,7 @@ from atoll.exchange.api.messages import (
     BEAT,
     MAX_FRAGMENTS,
     MODEL,
+    WINDOW,
     read_stored_settings,
     settings_form,
 )
@@ -209,6 +210,8 @@ class CountedProgress:
     round: int
     inner_steps: int
     tokens: int
+    window: int = 0
+    """The island's inner steps per window from the state on; 0: `sync_every`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,6 +356,7 @@ COUNTED = fields.row(
         "inner_steps": fields.integer(),
         "tokens": fields.integer(),
     },
+    last={"window": WINDOW},
 )
 STATE: JsonField[StateDocument] = fields.table(
     StateDocument,

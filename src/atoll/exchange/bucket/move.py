@@ -558,7 +558,7 @@ def _progress(view: RunView, fragment: int) -> FragmentProgress:
     round = state.rounds[fragment]
     return FragmentProgress(
         round=round.number - 1,
-        counted=counted_progress(state.counted, fragment),
+        counted=counted_progress(state, fragment),
         bases=round.bases[-BASES:],
     )
 

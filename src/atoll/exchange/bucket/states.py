@@ -23,7 +23,7 @@ from atoll.exchange.bucket.documents import (
 from atoll.exchange.bucket.large_objects import StateObjects, anonymous, put_parts
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
-from atoll.protocol.membership import CountedUpdates
+from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.weights import FragmentState
 from atoll.wire import Header, pack, verify_body
 
@@ -212,7 +212,7 @@ class States:
             roster = self._reader.founding_head.digest
         with self._reader.lock:
             state = self._reader.view.state
-            counted = counted_progress(state.counted, header.fragment)
+            counted = counted_progress(state, header.fragment)
             bases = state.rounds[header.fragment].bases[-BASES:]
         return StateDocument(
             run=header.run,
@@ -365,7 +365,7 @@ BASES = 64
 
 
 def counted_progress(
-    counted: CountedUpdates, fragment: int
+    state: CoordinatorState, fragment: int
 ) -> tuple[CountedProgress, ...]:
     """Return the counted progress of each island in a fragment, by name."""
     return tuple(
@@ -374,7 +374,8 @@ def counted_progress(
             round=work.round,
             inner_steps=work.inner_steps,
             tokens=work.tokens,
+            window=state.windows.of(island),
         )
-        for island, fragments in sorted(counted.by_island.items())
+        for island, fragments in sorted(state.counted.by_island.items())
         if (work := fragments[fragment])
     )

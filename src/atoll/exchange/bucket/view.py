@@ -118,15 +118,15 @@ class RunView:
     ) -> None:
         """Begin with the rounds after a state: the rosters before it are not read."""
         self.heads[fragment] = head
-        works = {
-            progress.island: CountedWork(
+        works, windows = {}, {}
+        for progress in counted:
+            works[progress.island] = CountedWork(
                 round=progress.round,
                 inner_steps=progress.inner_steps,
                 tokens=progress.tokens,
             )
-            for progress in counted
-        }
-        self.advance(events.StateSeen(fragment, round, works, bases), now_s)
+            windows[progress.island] = progress.window
+        self.advance(events.StateSeen(fragment, round, works, bases, windows), now_s)
 
     def reception(self, header: Header) -> Reception:
         """Judge an update by its header; one beyond the last round is never wanted.
@@ -374,6 +374,7 @@ class MemberView:
             waits_for=beat.waits_for,
             holds=beat.holds,
             opened=document.opened,
+            step_s=beat.step_s,
         )
         self._view.advance(events.MemberSeen(member), now_s)
         self._updates.unstage(beat.island, now_s)

@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 
 from atoll import RunEnded, RunSettings, weights
-from atoll.errors import CorruptError, LeaseLost, ModelError, Refused, UsageError
+from atoll.errors import (
+    CorruptError,
+    LeaseLost,
+    ModelError,
+    Refused,
+    SettingsError,
+    UsageError,
+)
 from atoll.exchange import Frame, MemoryRun
 from atoll.protocol import Heartbeat, JoinReply, JoinRequest
+from atoll.settings import SyncSection
 from atoll.testing import vector_model
 from atoll.testing.fixtures import MODEL, OUTER
 from atoll.testing.fixtures import anchor_of as anchor
@@ -40,6 +48,12 @@ def verdicts(run: MemoryRun, round: int) -> dict[str, Verdict]:
     roster = outcome.agreed.header.roster
     assert roster is not None
     return {entry.island: entry.verdict for entry in roster.entries}
+
+
+def test_an_asynchronous_run_is_refused() -> None:
+    """No time passes in a run in memory, so that its rounds cannot close by time."""
+    with pytest.raises(SettingsError, match=r"mode='async' does not work in a Memory"):
+        MemoryRun(RunSettings(sync=SyncSection(mode="async")))
 
 
 def test_a_round_closes_when_every_member_has_published() -> None:

@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch.distributed import ReduceOp
 
-from atoll import RunEnded
+from atoll import RunEnded, RunSettings
 from atoll.errors import ModelError, SettingsError, UsageError
 from atoll.exchange import MemoryRun
 from atoll.integrations.torchft import Manager, run_settings
+from atoll.integrations.torchft.settings import require_settings
+from atoll.settings import SyncSection
 from tests.integrations.trainings import CASES, STEPS, Training, diloco, train_all
 from tests.torch.runs import Weights, bits, together
 
@@ -237,6 +239,14 @@ def test_a_setting_without_effect_is_refused(
         pytest.raises(SettingsError, match=said),
     ):
         manager.start_quorum()
+
+
+def test_an_asynchronous_run_is_refused() -> None:
+    """Torchft waits for all islands in each round."""
+    settings = RunSettings(sync=SyncSection(mode="async"))
+
+    with pytest.raises(SettingsError, match=r"mode='async' .* must be 'sync'"):
+        require_settings(settings, num_fragments=1)
 
 
 def test_other_modules_than_the_runs_are_refused() -> None:

@@ -16,8 +16,9 @@ import pytest
 from flax.training.train_state import TrainState
 
 from atoll import RunSettings
-from atoll.errors import UsageError
+from atoll.errors import SettingsError, UsageError
 from atoll.jax import diloco
+from atoll.settings import SyncSection
 
 pytestmark = [pytest.mark.jax, pytest.mark.timeout(600)]
 
@@ -139,6 +140,17 @@ def test_what_a_program_cannot_do_is_refused(
             lambda state: state,
             RunSettings.from_dict(tables),
             **({"num_islands": 2} | more),
+        )
+
+
+def test_an_asynchronous_run_is_refused() -> None:
+    """The islands of one program make every round together."""
+    with pytest.raises(SettingsError, match=r"'async' does not work in atoll\.jax"):
+        diloco(
+            lambda state, batch, rng: (state, ()),
+            lambda state: state,
+            RunSettings(sync=SyncSection(mode="async")),
+            num_islands=2,
         )
 
 

@@ -55,6 +55,7 @@ class MemoryRun:
         """The bundle that defines the model, if there is one."""
 
         self.settings = defined_by(bundle, settings or RunSettings())
+        self.settings.require_synchronous("a MemoryRun")
         self.id = f"{self.settings.run.name}-{self.settings.fingerprint[:12]}"
         self._changed = threading.Condition()
         self._joins = 0

@@ -140,6 +140,18 @@ class RunSettings:
         changed = fingerprint.non_default(self._by_table()) | dict(values)
         return RunSettings.from_dict(run_file.nested(changed))
 
+    def require_synchronous(self, host: str) -> None:
+        """Return unless rounds take who arrived.
+
+        Raises:
+            SettingsError: they do, and nothing closes a round by time in `host`.
+        """
+        if self.sync.is_async:
+            raise SettingsError(
+                f"sync.mode='async' does not work in {host}, where no round closes by "
+                "time. Join each island to a coordinator, or choose mode='sync'."
+            )
+
     @property
     def fingerprint(self) -> str:
         """Hex digest of the settings that never change during a run."""

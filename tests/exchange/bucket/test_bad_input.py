@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from atoll import RunSettings
-from atoll.errors import CorruptError, UsageError
+from atoll.errors import CorruptError, SettingsError, UsageError
 from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
 from atoll.exchange.bucket.create import make_run, require_able
 from atoll.island import Host
 from atoll.protocol import JoinRequest
 from atoll.runtime import SystemClock, SystemRuntime
+from atoll.settings import SyncSection
 from atoll.store import MemoryStore, ProbedStore, RetryingStore, Store
 from atoll.testing import VectorView, vector_model
 from atoll.wire import blake3_digest
@@ -305,3 +306,12 @@ def weak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     home: Path = tmp_path_factory.mktemp("weak") / "home"
     with rclone(home) as where:
         yield where
+
+
+def test_an_asynchronous_run_is_not_made() -> None:
+    """A bucket that would be read as a synchronous run is not begun."""
+    store = MemoryStore()
+    with pytest.raises(SettingsError, match=r"not available in a bucket yet\. Serve"):
+        make_run(store, RunSettings(sync=SyncSection(mode="async")), url=URL)
+
+    assert store.items("") == []

@@ -15,7 +15,13 @@ from urllib.parse import unquote, urlsplit
 
 from atoll.bundle import MAX_BYTES, Bundle, defined_by
 from atoll.bundle.archive import MAX_CODE_BYTES
-from atoll.errors import CorruptError, FoundingLost, NoSuchObject, UsageError
+from atoll.errors import (
+    CorruptError,
+    FoundingLost,
+    NoSuchObject,
+    SettingsError,
+    UsageError,
+)
 from atoll.exchange.base import Constants, Frame
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import RESTORE
@@ -41,7 +47,13 @@ def make_run(
     Raises:
         UsageError: there is a run, the store cannot keep one, or `bundle` is not the
             one that the settings name.
+        SettingsError: the settings need a coordinator.
     """
+    if settings.sync.is_async:
+        raise SettingsError(
+            "sync.mode='async' is not available in a bucket yet. Serve the run at a "
+            "coordinator: `atoll serve RUN.toml`."
+        )
     require_able(store, settings, url=url)
     if settings.run.bundle != (bundle.digest if bundle else None):
         raise UsageError(

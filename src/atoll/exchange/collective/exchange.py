@@ -145,13 +145,11 @@ class CollectiveExchange:
         Raises:
             SettingsError: they need not.
         """
-        if reply.settings.sync.dynamic_local_updates:
+        try:
+            _require_lockstep(reply.settings)
+        except SettingsError:
             self._inner.leave(reply.island, reply.incarnation)
-            raise SettingsError(
-                "sync.dynamic_local_updates=true lets islands make different inner "
-                "steps, and those of a collective make every step together. Join "
-                "without a collective, or begin a run without this setting."
-            )
+            raise
 
     def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         self._require_no_failure()
@@ -338,6 +336,16 @@ TICK_S = 0.5
 """The longest delay until a deadline or the end of the run is noticed."""
 
 log = logging.getLogger("atoll")
+
+
+def _require_lockstep(settings: RunSettings) -> None:
+    settings.require_synchronous("a collective")
+    if settings.sync.dynamic_local_updates:
+        raise SettingsError(
+            "sync.dynamic_local_updates=true lets islands make different inner "
+            "steps, and those of a collective make every step together. Join "
+            "without a collective, or begin a run without this setting."
+        )
 
 
 class CollectiveLeader:

@@ -59,6 +59,7 @@ def require_settings(settings: RunSettings, *, num_fragments: int) -> None:
             num_fragments,
             f"the modules in `reduces` are {num_fragments}",
         ),
+        ("sync.mode", sync.mode, "sync", "torchft waits for all islands"),
         ("sync.fragment_order", sync.fragment_order, order, "the modules say it"),
         ("sync.rest", sync.rest, "balanced", "the modules are the fragments"),
         ("sync.overlap_steps", sync.overlap_steps, 0, "fragment_sync_delay says it"),

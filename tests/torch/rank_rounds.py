@@ -16,28 +16,41 @@ from atoll.errors import LeaseLost
 from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
 from atoll.protocol import Heartbeat, JoinRequest, ModelSpec, Position
-from atoll.torch import Island
+from atoll.torch import Island, Stage
 from atoll.torch.model import HostWeights, TorchModel, TorchView
 from atoll.torch.ranks.join import form
 from atoll.torch.ranks.parallelism import rank_group_of
 from atoll.torch.ranks.sharded_memory import ShardedMemory
 from atoll.torch.ranks.view import RankConstants, RankView
 from tests.island.scripted import ScriptedRun
-from tests.torch.rank_loops import Net, net, rows_of, settings, wrapped
+from tests.island.windows import WindowRun
+from tests.torch.rank_loops import (
+    Net,
+    net,
+    rows_of,
+    send_through,
+    settings,
+    stage,
+    steps,
+    wrapped,
+)
 
 
 def island_at(
-    exchange: Exchange, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    exchange: Exchange,
+    model: torch.nn.Module | Stage,
+    optimizer: torch.optim.Optimizer,
 ) -> Island:
     """Join any exchange, by all ranks or alone."""
     team = rank_group_of(model)
+    module = model.module if isinstance(model, Stage) else model
     if team is None:
-        torch_model = TorchModel.of(model)
+        torch_model = TorchModel.of(module)
         view = TorchView(torch_model)
         request = JoinRequest(model=torch_model.spec, island="a")
         host = Host(exchange, view, request)
         weights = HostWeights(host, view)
-        return Island(host, weights, [model], optimizer, on_end="raise")
+        return Island(host, weights, [module], optimizer, on_end="raise")
 
     def enter(
         view: RankView,
@@ -49,7 +62,7 @@ def island_at(
         return Host(exchange, view, request, memory=memory)
 
     rank = form(team, enter)
-    return Island(rank, rank, [model], optimizer, on_end="raise")
+    return Island(rank, rank, [module], optimizer, on_end="raise")
 
 
 def make_steps(
@@ -94,6 +107,34 @@ def live_through(rank: int, kind: str, run: RunSettings, script: str) -> dict[st
     return {"digest": island.digest} | {
         name: metrics[f"atoll/updates_{name}"] for name in ("counted", "carried")
     }
+
+
+def train_windows(
+    rank: int, kind: str, run: RunSettings, windows: tuple[int, ...]
+) -> dict[str, Any]:
+    """Train in a run whose rosters give these windows, round by round, over and over.
+
+    A pipeline, and the model that is not cut, train on the rows of one rank.
+    """
+    exchange = WindowRun(
+        MemoryRun(run), lambda _, round: windows[(round - 1) % len(windows)]
+    )
+    part = stage(rank, 0) if kind == "pipeline" else wrapped(kind, net(0), 2)
+    module = part.module if isinstance(part, Stage) else part
+    micro_batches = {"alone": [0, 1], "whole": [0]}.get(kind, [rank])
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+    run_steps = []
+    with island_at(exchange, part, optimizer) as island:
+        for step in steps():
+            run_steps.append(island.run_steps)
+            if kind == "pipeline":
+                send_through(rank, module, rows_of(0, step, 0), 7)
+            for number in micro_batches if kind != "pipeline" else []:
+                loss = module(rows_of(0, step, number)).square().mean()
+                (loss / len(micro_batches)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return {"digest": island.digest, "run_steps": run_steps}
 
 
 class Losing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,24 @@ def test_missed_rounds_are_carried_alike(script: str) -> None:
     )
     assert spread == [alone, alone]
     assert alone["carried"] or "m" not in script
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "pipeline"])
+def test_windows_that_change_are_alike_on_all_ranks(kind: str) -> None:
+    """Ranks with shorter windows end on the bits of one process, in the same steps.
+
+    Between two synchronisations a follower knows the schedule step only by the stride.
+    """
+    run = settings(8, **LOSSY)
+    whole = "whole" if kind == "pipeline" else "alone"
+    windows = (3, 1, 2, 0)
+    ranks, (alone,) = run_groups(
+        Group(rank_rounds.train_windows, (kind, run, windows), ranks=2),
+        Group(rank_rounds.train_windows, (whole, run, windows)),
+    )
+    assert ranks == [alone, alone]
+    # Of 4 schedule steps, windows have 4 inner steps at first, and then 3, 1, 2 or 4.
+    assert {b - a for a, b in pairwise(alone["run_steps"])} == {1, 2, 4}
 
 
 def test_an_error_between_two_synchronisations_is_raised_by_all() -> None:

@@ -2,7 +2,8 @@
 
 The peer is a fused AdamW step over 1000 tensors, with an island on it. Two more hooks,
 one before the island's and one after, tell how much of each step the island took: in
-its place, with caches as the step left them.
+its place, with caches as the step left them. The pace is a part of that: beside it are
+the two clock readings that it needs.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ import statistics
 import time
 
 import torch
-from _timing import Row, arguments, report
+from _timing import Row, arguments, medians, report
 
 import atoll.torch
 from atoll import RunSettings
 from atoll.exchange import MemoryRun
+from atoll.island.progress import StepTimer
+from atoll.runtime import SystemRuntime
 
 TENSORS = 1000
 STEPS = 40
 """Inner steps per turn."""
 
 LIMIT_PERCENT = 1.0
+PACE_STEPS = 100_000
+PACE_LIMIT_US = 1.0
 
 
 def main() -> None:
@@ -44,7 +49,33 @@ def main() -> None:
         limit=LIMIT_PERCENT,
         at_most=True,
     )
-    report(f"{STEPS} steps, {TENSORS} tensors, {given.elements} elements", [row])
+    title = f"{STEPS} steps, {TENSORS} tensors, {given.elements} elements"
+    report(title, [row, pace_row(given.turns)])
+
+
+def pace_row(turns: int) -> Row:
+    """Return the row of the pace, in microseconds per inner step."""
+    runtime, timer = SystemRuntime(), StepTimer()
+
+    def measure() -> None:
+        for _ in range(PACE_STEPS):
+            timer.end(runtime.now_s())
+            timer.begin(runtime.now_s())
+
+    def read_clock() -> None:
+        for _ in range(PACE_STEPS):
+            runtime.now_s()
+            runtime.now_s()
+
+    seconds = medians({"ours": measure, "peer": read_clock}, turns=turns)
+    return Row(
+        what=f"the pace of {PACE_STEPS} steps, us per step",
+        ours_s=seconds["ours"],
+        peer_s=seconds["peer"],
+        ratio=1e6 * seconds["ours"] / PACE_STEPS,
+        limit=PACE_LIMIT_US,
+        at_most=True,
+    )
 
 
 class Stopwatch:

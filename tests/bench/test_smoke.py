@@ -28,7 +28,7 @@ TABLES = {
     "coordinator_memory": ["highest", "restart on the journal", "<= "],
     "deadlines": ["rounds/h", "learned", "600 s", "learned, max 3600 s"],
     "death": ["limit s", "SIGKILL", "SIGSTOP", "<= 1 ", "Starved for", "torchft"],
-    "hook": ["peer ms", "limit", "the hook", "<= 1 "],
+    "hook": ["peer ms", "limit", "the hook", "the pace", "<= 1 "],
     "jax": ["bare train step", "compile s", "bf16", "e3m0"],
     "many_islands": ["http.server", "ratio", "rounds per second", "heartbeat, p99"],
     "memory": ["limit", "in flight", "peak", "e3m0"],

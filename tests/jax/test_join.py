@@ -16,8 +16,13 @@ import atoll
 from atoll import RunSettings
 from atoll.errors import ModelError, UsageError
 from atoll.exchange import MemoryRun
+from atoll.island import Host
 from atoll.island.signals import Interrupted
 from atoll.jax import Island, join
+from atoll.jax.island import OptimizerPart
+from atoll.jax.model import JaxModel, JaxView
+from atoll.protocol import JoinRequest
+from tests.island.windows import WindowRun
 from tests.jax.islands import (
     Params,
     moved,
@@ -48,6 +53,30 @@ def test_two_islands_take_the_mean() -> None:
     # 4 - 2 and 4 - 6: the mean is 0; 8 - 2 and 8 - 6: it is 4.
     assert north == south == [0.0, 4.0]
     assert digest == same
+
+
+def test_an_island_with_a_shorter_window_makes_fewer_inner_steps() -> None:
+    """Rosters give the south 2 of 4 inner steps: both synchronise in one rhythm."""
+    run = run_of(2, every=4, run={"end_rounds": 2})
+
+    def live(name: str, steps: int) -> tuple[list[float], str, int]:
+        windows = WindowRun(run, lambda island, _: 2 if island == "south" else 0)
+        model = JaxModel.of(weights(0.0))
+        view = JaxView(model, weights(0.0))
+        host = Host(windows, view, JoinRequest(model=model.spec, island=name))
+        island: Island[Params] = Island(
+            host, view, OptimizerPart(None, is_kept=False), on_end="flag"
+        )
+        with island:
+            train(island, steps=steps)
+        return values(island.params), island.digest, island.round
+
+    north, south = together(lambda: live("north", 8), lambda: live("south", 6))
+
+    # Round 1: both made 4 steps of -1. Round 2: the mean of -4 and of -2 is -3.
+    assert north == south
+    assert north[0] == [-7.0]
+    assert north[2] == 2
 
 
 def test_a_run_in_a_bucket_is_joined_by_its_path(tmp_path: Path) -> None:

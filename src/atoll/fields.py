@@ -283,6 +283,18 @@ class FieldLanguage:
 
         return JsonField(write, read)
 
+    def mapping(self, field: JsonField[T]) -> JsonField[dict[str, T]]:
+        """Return the rule for a table with any keys, whose values follow one rule."""
+
+        def read(value: object, path: str) -> dict[str, T]:
+            entries = self.require_table(value, path).items()
+            return {key: field.read(entry, f"{path}.{key}") for key, entry in entries}
+
+        return JsonField(
+            lambda values: {key: field.write(value) for key, value in values.items()},
+            read,
+        )
+
     def require_table(self, value: object, path: str) -> dict[str, Any]:
         """Return a value of JSON that is a table; its fields are not checked yet."""
         if not isinstance(value, dict):

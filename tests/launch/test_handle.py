@@ -36,19 +36,19 @@ def test_a_handle_is_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "not of version 1"),
+        ({"version": 2}, "handle.version=2 must be"),
         ({"id": "A/../b"}, "no id of a launch"),
         ({"num_islands": 0}, "0 islands"),
-        ({"num_islands": True}, "no whole number"),
-        ({"first": -1}, "from index -1"),
+        ({"num_islands": True}, "handle.num_islands=True must be a whole number"),
+        ({"first": -1}, "handle.first=-1 must be a whole number"),
         ({"num_islands": 5000}, "5000 islands"),
         ({"name": "a b"}, "cannot begin the names"),
-        ({"engine": None}, "no text"),
-        ({"reference": []}, "tables"),
-        ({"begun_at_s": "1"}, "no number"),
-        ({"begun_at_s": float("nan")}, "no instant"),
-        ({"begun_at_s": 10**400}, "no instant"),
-        ({"options": {"a": 1}}, "no text"),
+        ({"engine": None}, "handle.engine=None must be text"),
+        ({"reference": []}, "must be a table"),
+        ({"begun_at_s": "1"}, "must be a finite number"),
+        ({"begun_at_s": float("nan")}, "must be a finite number"),
+        ({"begun_at_s": 10**400}, "must be a finite number"),
+        ({"options": {"a": 1}}, "handle.options.a=1 must be text"),
     ],
 )
 def test_a_damaged_handle_is_refused(change: dict[str, Any], message: str) -> None:

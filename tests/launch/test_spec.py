@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from atoll.errors import UsageError
+from atoll.errors import CorruptError, UsageError
 from atoll.launch.base import Report, State
-from atoll.launch.spec import IslandSpec, Resources, Restarts, full_argv, spec_to_form
+from atoll.launch.spec import (
+    IslandSpec,
+    Resources,
+    Restarts,
+    full_argv,
+    spec_from_form,
+    spec_to_form,
+)
 from atoll.settings import RunSettings
 
 
@@ -137,3 +145,24 @@ def test_restarts_are_stored_under_their_first_names() -> None:
     assert list(restarts.to_dict().items()) == list(stored.items())
     assert Restarts.from_dict(stored) == restarts
     assert spec_to_form(spec(restarts=restarts))["restarts"] == stored
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"processes": True}, "spec.processes=True must be a whole number"),
+        ({"secrets": {"C": 1}}, "spec.secrets.C=1 must be text"),
+        ({"command": "train.py"}, "spec.command='train.py' must be a list"),
+        ({"restarts": {"most": "5"}}, "spec.restarts.most='5' must be a whole number"),
+        ({"resources": {}}, "spec.resources.accelerator is missing"),
+        ({"colour": "red"}, "spec.'colour' is unknown here"),
+        ({"processes": 0}, "processes=0: an island has 1 or more"),
+    ],
+)
+def test_a_damaged_spec_is_refused(change: dict[str, Any], message: str) -> None:
+    """A stored launch is read by the same rules as settings and documents."""
+    form = json.loads(json.dumps(spec_to_form(spec())))
+
+    assert spec_from_form(form) == spec()
+    with pytest.raises(CorruptError, match=message):
+        spec_from_form(form | change)

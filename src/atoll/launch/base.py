@@ -28,8 +28,15 @@ from enum import Enum
 from typing import Any, Protocol, TypeVar, get_type_hints
 
 from atoll.errors import CorruptError, UsageError
-from atoll.fields import nearest
-from atoll.launch.spec import MAX_ISLANDS, IslandSpec, check_name
+from atoll.fields import JsonField, nearest
+from atoll.launch.spec import (
+    LANGUAGE,
+    MAX_ISLANDS,
+    TEXT,
+    TEXTS,
+    IslandSpec,
+    check_name,
+)
 from atoll.security import Secret
 
 
@@ -176,9 +183,28 @@ class Handle:
                 f"A handle of a launch has at most {MAX_HANDLE_BYTES} bytes."
             )
         try:
-            return _checked(json.loads(document))
-        except (ValueError, LookupError, TypeError, UsageError, RecursionError) as exc:
-            raise CorruptError(f"That is no handle of a launch: {exc}.") from exc
+            values = _HANDLE.read(json.loads(document), "handle")
+            del values["version"]
+            handle = cls(**values)
+            check_id(handle.id)
+            check_name(handle.name)
+            check_indexes(handle.first, handle.num_islands)
+        except (ValueError, UsageError, RecursionError) as exc:
+            raise CorruptError(f"That is no handle of a launch: {exc}") from exc
+        return handle
+
+
+_HANDLE: JsonField[dict[str, Any]] = LANGUAGE.table(
+    dict,
+    {
+        **dict.fromkeys(("id", "engine", "run", "name"), TEXT),
+        **dict.fromkeys(("num_islands", "first"), LANGUAGE.integer()),
+        "version": LANGUAGE.integer(VERSION, VERSION),
+        "begun_at_s": LANGUAGE.number(high=MAX_INSTANT_S),
+        "options": TEXTS,
+        "reference": JsonField(dict, LANGUAGE.require_table),
+    },
+)
 
 
 def check_id(launch: str) -> str:
@@ -199,47 +225,6 @@ def check_indexes(first: int, num_islands: int) -> None:
             f"{num_islands} islands from index {first} on cannot be launched: 1 to "
             f"{MAX_ISLANDS} can, in all."
         )
-
-
-def _checked(form: Any) -> Handle:
-    if not isinstance(form, dict) or form.get("version") != VERSION:
-        raise ValueError(f"it is not of version {VERSION}")
-    options, reference = form["options"], form["reference"]
-    if not isinstance(reference, dict) or not isinstance(options, dict):
-        raise ValueError("its options and its reference are tables")
-    handle = Handle(
-        id=check_id(_text(form["id"])),
-        engine=_text(form["engine"]),
-        run=_text(form["run"]),
-        name=check_name(_text(form["name"])),
-        num_islands=_whole(form["num_islands"]),
-        first=_whole(form["first"]),
-        begun_at_s=_finite(form["begun_at_s"]),
-        options={_text(key): _text(value) for key, value in options.items()},
-        reference=reference,
-    )
-    check_indexes(handle.first, handle.num_islands)
-    return handle
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r:.80} is no text")
-    return value
-
-
-def _finite(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r:.80} is no number")
-    if not abs(value) < MAX_INSTANT_S:
-        raise ValueError(f"{value!r:.80} is no instant")
-    return float(value)
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{value!r:.80} is no whole number")
-    return value
 
 
 GRACE_S = 30.0

@@ -28,14 +28,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from atoll import security
 from atoll.errors import CorruptError, UsageError
+from atoll.fields import JsonField
 from atoll.island.connection import connect_read_only
 from atoll.island.environment import credentials_from_environment
 from atoll.island.identity import KEY_BYTES, keep_key
-from atoll.launch.spec import CHARTER, PASS
+from atoll.launch.spec import CHARTER, LANGUAGE, MAYBE_TEXT, PASS, TEXT
 from atoll.runtime import SystemClock
 from atoll.security.private_files import (
     private_directory,
@@ -76,15 +77,7 @@ class Pass:
 
     def to_secret(self) -> security.Secret:
         """Return the document, only for the engine's mechanism for secrets."""
-        form = {
-            "version": PASS_VERSION,
-            "run": self.run,
-            "seed": self.seed.reveal(),
-            "url": self.url,
-            "pin": self.pin,
-            "token": None if self.token is None else self.token.reveal(),
-        }
-        return security.Secret(json.dumps(form))
+        return security.Secret(_document(PASS_VERSION, _PASS.write(self)))
 
     @classmethod
     def from_json(cls, document: str) -> Pass:
@@ -94,7 +87,16 @@ class Pass:
             CorruptError: it is no pass. The message shows no part of it.
         """
         wrong = f"{PASS} is no valid pass of a launch. Launch the islands again."
-        return of_secret(document, _checked_pass, max_chars=MAX_PASS_BYTES, wrong=wrong)
+        read = of_secret(
+            document,
+            _PASS,
+            version=PASS_VERSION,
+            max_chars=MAX_PASS_BYTES,
+            wrong=wrong,
+        )
+        if not (read.run or read.url):
+            raise CorruptError(wrong)
+        return read
 
     @classmethod
     def from_file(cls, path: Path) -> Pass:
@@ -120,18 +122,24 @@ class Pass:
         keep_key(around.keys, run=run, island=island, key=key)
 
 
+def _document(version: int, form: object) -> str:
+    return json.dumps({"version": version, **LANGUAGE.require_table(form, "it")})
+
+
 def of_secret(
-    document: str, checked: Callable[[Any], T], *, max_chars: int, wrong: str
+    document: str, rule: JsonField[T], *, version: int, max_chars: int, wrong: str
 ) -> T:
     """Return the value of a document that came as a secret.
 
     Raises:
-        CorruptError: `checked` refuses it. The message is `wrong`, and shows no part
-            of the document.
+        CorruptError: `rule` refuses it. The message is `wrong`, and shows no part of
+            the document.
     """
     try:
-        return checked(json.loads(document[: max_chars + 1]))
-    except (ValueError, LookupError, TypeError, UsageError, RecursionError):
+        form = LANGUAGE.require_table(json.loads(document[: max_chars + 1]), "it")
+        LANGUAGE.integer(version, version).read(form.pop("version", None), "version")
+        return rule.read(form, "it")
+    except (ValueError, UsageError, RecursionError):
         raise CorruptError(wrong) from None
 
 
@@ -145,24 +153,24 @@ def _run_id(url: str | None) -> str:
     return info.run
 
 
-def _checked_pass(form: Any) -> Pass:
-    if not isinstance(form, dict) or form["version"] != PASS_VERSION:
-        raise ValueError("another version")
-    if len(bytes.fromhex(form["seed"])) != SEED_BYTES:
-        raise ValueError("a seed of another size")
-    texts = (form["run"] or "", form["url"] or "", form["pin"] or "")
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("no text")
-    if not form["run"] and not form["url"]:
-        raise ValueError("no run")
-    token = form["token"]
-    return Pass(
-        run=form["run"],
-        seed=security.Secret(form["seed"]),
-        url=form["url"],
-        pin=form["pin"],
-        token=None if token is None else security.check_token(token),
-    )
+def _secret(
+    read: Callable[[object, str], security.Secret],
+) -> JsonField[security.Secret]:
+    return JsonField(security.Secret.reveal, read)
+
+
+_TOKEN = _secret(lambda value, path: security.check_token(TEXT.read(value, path)))
+_SEED = LANGUAGE.hexed(SEED_BYTES, SEED_BYTES, is_secret=True)
+_PASS: JsonField[Pass] = LANGUAGE.table(
+    Pass,
+    {
+        "seed": _secret(
+            lambda value, path: security.Secret(_SEED.read(value, path).hex())
+        ),
+        **dict.fromkeys(("run", "url", "pin"), MAYBE_TEXT),
+        "token": LANGUAGE.maybe(_TOKEN),
+    },
+)
 
 
 RUN_FILE = "run.toml"
@@ -196,17 +204,7 @@ class Charter:
         Raises:
             UsageError: the run file is too large for one.
         """
-        form = {
-            "version": CHARTER_VERSION,
-            "id": self.id,
-            "run_file": self.run_file,
-            "certificate": self.certificate,
-            "key": self.key.reveal(),
-            "tokens": {
-                role.value: token.reveal() for role, token in self.tokens.items()
-            },
-        }
-        document = json.dumps(form)
+        document = _document(CHARTER_VERSION, _CHARTER.write(self))
         if len(document) > MAX_CHARTER_BYTES:
             raise UsageError(
                 f"The run file has {len(self.run_file)} characters, and with the "
@@ -224,7 +222,11 @@ class Charter:
         """
         wrong = f"{CHARTER} is no valid charter of a coordinator. Launch it again."
         return of_secret(
-            document, _checked_charter, max_chars=MAX_CHARTER_BYTES, wrong=wrong
+            document,
+            _CHARTER,
+            version=CHARTER_VERSION,
+            max_chars=MAX_CHARTER_BYTES,
+            wrong=wrong,
         )
 
     def lay_down(self, directory: Path | None = None) -> Path:
@@ -257,21 +259,22 @@ def make_charter(name: str, run_file: str) -> Charter:
     )
 
 
-def _checked_charter(form: Any) -> Charter:
-    if not isinstance(form, dict) or form["version"] != CHARTER_VERSION:
-        raise ValueError("another version")
-    texts = (form["id"], form["run_file"], form["certificate"], form["key"])
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("no text")
-    if Path(form["id"]).name != form["id"]:
-        raise ValueError("no name of a directory")
-    return Charter(
-        id=form["id"],
-        run_file=form["run_file"],
-        certificate=form["certificate"],
-        key=security.Secret(form["key"]),
-        tokens={
-            role: security.check_token(form["tokens"][role.value])
-            for role in security.Role
-        },
-    )
+_TOKENS = LANGUAGE.table(
+    lambda **tokens: {security.Role(name): token for name, token in tokens.items()},
+    {role.value: _TOKEN for role in security.Role},
+)
+_CHARTER: JsonField[Charter] = LANGUAGE.table(
+    Charter,
+    {
+        "id": LANGUAGE.where(
+            lambda text: Path(text).name == text, "the name of a directory"
+        ),
+        "run_file": TEXT,
+        "certificate": TEXT,
+        "key": _secret(lambda value, path: security.Secret(TEXT.read(value, path))),
+        "tokens": JsonField(
+            lambda tokens: {role.value: t.reveal() for role, t in tokens.items()},
+            lambda value, path: _TOKENS.read(value, path),
+        ),
+    },
+)

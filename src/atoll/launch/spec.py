@@ -30,11 +30,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import CorruptError, UsageError
+from atoll.fields import FieldLanguage, JsonField
 from atoll.security import Secret
 from atoll.security.private_files import read_private
 
@@ -152,11 +153,41 @@ class Restarts:
         """Return the policy that `to_dict` wrote; a missing key means its default.
 
         Raises:
-            TypeError: a key is unknown.
-            UsageError: a number is out of range.
+            UsageError: a key is unknown, or a number is out of range.
         """
-        names = {key: name for name, key in _STORED.items()}
-        return cls(**{names.get(key, key): value for key, value in stored.items()})
+        return RESTARTS.read(stored, "restarts")
+
+
+def _restarts(**stored: Any) -> Restarts:
+    names = {key: name for name, key in _STORED.items()}
+    return Restarts(**{names.get(key, key): value for key, value in stored.items()})
+
+
+LANGUAGE = FieldLanguage()
+TEXT = LANGUAGE.where(lambda value: True, "text")
+"""Any text; a command may have bytes that are not UTF-8, as surrogates."""
+
+MAYBE_TEXT, TEXTS = LANGUAGE.maybe(TEXT), LANGUAGE.mapping(TEXT)
+MAX_TEXTS = 2**16
+RESTARTS: JsonField[Restarts] = LANGUAGE.table(
+    _restarts,
+    {},
+    optional={
+        **dict.fromkeys(("most", "most_at_once"), LANGUAGE.integer()),
+        **dict.fromkeys(
+            ("first_pause_s", "longest_pause_s", "at_once_s"), LANGUAGE.number()
+        ),
+    },
+)
+RESOURCES: JsonField[Resources] = LANGUAGE.table(
+    Resources,
+    {
+        **dict.fromkeys(("cpus", "time_limit_s"), LANGUAGE.maybe(LANGUAGE.number())),
+        "memory_bytes": LANGUAGE.maybe(LANGUAGE.integer()),
+        "accelerators": LANGUAGE.integer(),
+        "accelerator": MAYBE_TEXT,
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,30 +297,25 @@ def spec_from_form(form: Any) -> IslandSpec:
         CorruptError: it is not a spec.
     """
     try:
-        values = {
-            attribute.name: form[attribute.name] for attribute in fields(IslandSpec)
-        }
-        values |= {
-            "command": tuple(map(_text, values["command"])),
-            "requirements": tuple(map(_text, values["requirements"])),
-            "environment": _texts(values["environment"]),
-            "secrets": _texts(values["secrets"]),
-            "resources": Resources(**values["resources"]),
-            "restarts": Restarts.from_dict(values["restarts"]),
-        }
-        return IslandSpec(**values)
-    except (LookupError, TypeError, ValueError, AttributeError, UsageError) as exc:
-        raise CorruptError(f"That is no spec of an island: {exc}.") from exc
+        return _SPEC.read(form, "spec")
+    except UsageError as exc:
+        raise CorruptError(f"That is no spec of an island: {exc}") from exc
 
 
-def _texts(form: Any) -> dict[str, str]:
-    return {_text(key): _text(value) for key, value in form.items()}
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r:.80} is no text")
-    return value
+_SPEC: JsonField[IslandSpec] = LANGUAGE.table(
+    IslandSpec,
+    {
+        **dict.fromkeys(("run", "name"), TEXT),
+        **dict.fromkeys(("directory", "code", "image"), MAYBE_TEXT),
+        **dict.fromkeys(("environment", "secrets"), TEXTS),
+        **dict.fromkeys(
+            ("command", "requirements"), LANGUAGE.listed(TEXT, max_items=MAX_TEXTS)
+        ),
+        "processes": LANGUAGE.integer(),
+        "resources": RESOURCES,
+        "restarts": RESTARTS,
+    },
+)
 
 
 MAX_ARGUMENTS, MAX_ARGUMENTS_BYTES = 1024, 2**16

@@ -108,10 +108,9 @@ class Storm:
             self._tell(f"  {self.strikes} kills, round {self.round}")
 
     def _until_round(self) -> None:
-        self._strikes_at_round.setdefault(self.round, self.strikes)
-        since = self._strikes_at_round[self.round]
+        before = self.round  # read once: the islands' processes write it
+        since = self._strikes_at_round.setdefault(before, self.strikes)
         if self.strikes - since >= STRIKES_PER_ROUND:
-            before = self.round
             self._until("a round", lambda: self.round > before)
 
     def _end(self) -> None:

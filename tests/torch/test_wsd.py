@@ -22,8 +22,10 @@ import atoll.torch
 from atoll.checkpoint import COMPONENTS, Policy
 from atoll.errors import AtollWarning, UsageError
 from atoll.exchange import MemoryRun
+from atoll.island.progress import RunClock
 from atoll.torch import WSD, Island
 from atoll.torch.island import length_of
+from atoll.torch.lr_schedule import decay_of, require_room
 from tests.torch.runs import Weights, run_of, sgd, train
 from tests.torch.test_resume import die
 
@@ -212,6 +214,41 @@ def lives(run: MemoryRun, folder: Path, stops: list[int]) -> list[float]:
             optimizer.zero_grad()
         die(island)
     return [rates[step] for step in sorted(rates)]
+
+
+def test_rounds_of_an_asynchronous_run_tell_no_steps() -> None:
+    """A decay by steps is refused there, and a warm-up is not measured by rounds."""
+    clock = RunClock(rounds=3, tokens=600, step=20, last_round=4)
+    terms: dict[str, Any] = {"is_steps": True, "sync_every": None}
+    with pytest.raises(UsageError, match=r"decay=5 .* no fixed steps\. Use unit='tok"):
+        require_room(clock, warmup=0, decay=5, **terms)
+
+    # The last round is 4, of 5 steps each in a synchronous run: 100 would not fit.
+    require_room(clock, warmup=100, decay=0, **terms)
+    assert decay_of(clock, decay=0, **terms).factor(10**6, 0.0) == 1.0
+
+
+def test_an_asynchronous_decay_is_measured_in_tokens() -> None:
+    """It ends with the run's end_tokens, like that of a synchronous run."""
+    clock = RunClock(tokens=600, step=20, end_tokens=1000)
+    terms: dict[str, Any] = {"is_steps": False, "sync_every": None}
+
+    require_room(clock, warmup=500, decay=500, **terms)
+    # From 500 to 1000: at 750 a half is left.
+    assert decay_of(clock, decay=500, **terms).factor(0, 750.0) == 0.5
+
+
+def test_the_clock_of_tokens_follows_the_islands_own_steps_in_async() -> None:
+    """All islands' tokens per schedule step of this one, whatever rounds are open."""
+    # 600 tokens in the 20 steps of this island: 30 per step, 690 after 23.
+    clock = RunClock(rounds=7, tokens=600, step=20)
+    assert clock.tokens_at(23, sync_every=None) == 690.0
+    # 7 rounds of 5 steps in a synchronous run: 600 * 23 / 35.
+    assert clock.tokens_at(23, sync_every=5) == pytest.approx(600 * 23 / 35)
+
+    # Rounds of single updates may count without any island in every fragment.
+    assert RunClock(rounds=1, step=4).tokens_at(5, sync_every=None) is None
+    assert RunClock(rounds=0).tokens_at(5, sync_every=5) is None
 
 
 @pytest.mark.parametrize("killed_at", [3, 6, 11])

@@ -64,7 +64,6 @@ class Driver:
         self._plan = plan_of(joined, slots)
         self._state = state or begin(joined, slots, self._plan)
         self.position, self.has_ended = joined.position, self._state.has_ended
-        self.clock = RunClock.of(joined.position, syncs=0)
         self.before_seal: Callable[[], None] = _no_callback
         """Called before an update is sealed."""
 
@@ -74,6 +73,7 @@ class Driver:
         self.stride = stride or begin_stride(joined, self._state.step)
         """The inner steps of this island in the run's schedule."""
 
+        self.clock = RunClock.of(joined.position, syncs=0, step=self.step)
         self._window = self.stride.window
         """Inner steps per window, by the last roster that listed the island."""
 
@@ -217,7 +217,8 @@ class Driver:
             self._window = arrival.window or self.stride.sync_every
         position = self._exchange.heartbeat(self._beat())
         self.position = arrival.position or position
-        self.clock = RunClock.of(self.position, syncs=self.clock.syncs + 1)
+        syncs = self.clock.syncs + 1
+        self.clock = RunClock.of(self.position, syncs=syncs, step=self.step)
         outcome_taken = protocol.OutcomeTaken(
             fragment=slot.index,
             verdict=arrival.verdict,

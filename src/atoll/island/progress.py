@@ -369,17 +369,21 @@ class RunClock:
     tokens: int = 0
     """Tokens that the run had counted."""
 
+    step: int = 0
+    """The schedule step that this island had reached."""
+
     last_round: int | None = None
     decay_round: int | None = None
     end_tokens: int | None = None
 
     @classmethod
-    def of(cls, position: Position, *, syncs: int) -> RunClock:
-        """Return the clock of a run at a position."""
+    def of(cls, position: Position, *, syncs: int, step: int) -> RunClock:
+        """Return the clock of a run at a position, for an island at a schedule step."""
         return cls(
             syncs=syncs,
             rounds=min(position.rounds, default=1) - 1,
             tokens=position.tokens,
+            step=step,
             last_round=position.last_round,
             decay_round=position.decay_round,
             end_tokens=position.end_tokens,
@@ -394,12 +398,16 @@ class RunClock:
         """Return the clock that `to_dict` has made plain values of."""
         return cls(**values)  # type: ignore[arg-type]
 
-    def tokens_at(self, step: int, *, sync_every: int) -> float:
+    def tokens_at(self, step: int, *, sync_every: int | None) -> float | None:
         """Return the tokens that will have counted at a schedule step, at this pace.
 
         The pace is the mean since the beginning of the run, so that islands that join
-        late compute the same. Zero before the first round has counted.
+        late compute the same. None before anything has counted. `sync_every` is None in
+        an asynchronous run, whose rounds have no fixed steps: there the pace is the
+        tokens of all islands per schedule step of this one.
         """
-        if not self.rounds:
-            return 0.0
-        return self.tokens * step / (self.rounds * sync_every)
+        if sync_every is not None:
+            steps = self.rounds * sync_every
+        else:
+            steps = self.step if self.tokens else 0
+        return self.tokens * step / steps if steps else None

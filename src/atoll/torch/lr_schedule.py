@@ -66,7 +66,8 @@ class WSD(LRScheduler):
         self._island, self._handle = island, handle_of(island)
         self._warmup, self._unit = warmup, unit
         self._rewarm_steps = rewarm_steps
-        self._sync_every = island.settings.sync.sync_every
+        sync = island.settings.sync
+        self._sync_every = None if sync.is_async else sync.sync_every
         self._clock = self._handle.status.clock
         self._last_sync = self._clock.syncs
         self._tokens = 0.0
@@ -154,9 +155,10 @@ class WSD(LRScheduler):
         Until a round has counted, all are assumed to train as this island does.
         """
         step, clock = self._island.run_steps, self._clock
-        if clock.rounds:
+        counted = clock.tokens_at(step, sync_every=self._sync_every)
+        if counted is not None:
             self._require_tokens(clock.tokens)
-            return clock.tokens_at(step, sync_every=self._sync_every)
+            return counted
         steps, tokens = self._handle.trained
         if not steps:
             return 0.0
@@ -218,9 +220,14 @@ class Decay:
         return 1.0 - steps / (self.length + 1)
 
 
-def decay_of(clock: RunClock, *, decay: int, is_steps: bool, sync_every: int) -> Decay:
-    """Return the decay that follows from the run's clock."""
-    if clock.decay_round is not None:
+def decay_of(
+    clock: RunClock, *, decay: int, is_steps: bool, sync_every: int | None
+) -> Decay:
+    """Return the decay that follows from the run's clock.
+
+    `sync_every` is None in an asynchronous run, whose rounds have no fixed steps.
+    """
+    if clock.decay_round is not None and sync_every is not None:
         return _begun_by_round(
             clock.decay_round, clock, decay if is_steps else 0, sync_every
         )
@@ -246,13 +253,24 @@ def _begun_by_round(round: int, clock: RunClock, decay: int, sync_every: int) ->
 
 
 def require_room(
-    clock: RunClock, *, warmup: int, decay: int, is_steps: bool, sync_every: int
+    clock: RunClock,
+    *,
+    warmup: int,
+    decay: int,
+    is_steps: bool,
+    sync_every: int | None,
 ) -> None:
     """Raise unless warm-up and decay fit into the run.
 
     Raises:
         UsageError: they do not. The message has the remedy.
     """
+    if decay and is_steps and sync_every is None:
+        raise UsageError(
+            f"decay={decay} with unit='inner_steps' has no end in a run with "
+            "sync.mode='async': its rounds have no fixed steps. Use unit='tokens' and "
+            "run.end_tokens."
+        )
     plan = decay_of(clock, decay=decay, is_steps=is_steps, sync_every=sync_every)
     if plan.fault:
         raise UsageError(plan.fault)
@@ -266,8 +284,10 @@ def require_room(
         )
 
 
-def _end(clock: RunClock, *, is_steps: bool, sync_every: int) -> int | None:
+def _end(clock: RunClock, *, is_steps: bool, sync_every: int | None) -> int | None:
     """Return the end of the run in steps or tokens, if it is known."""
     if not is_steps:
         return clock.end_tokens
-    return None if clock.last_round is None else clock.last_round * sync_every
+    if clock.last_round is None or sync_every is None:
+        return None
+    return clock.last_round * sync_every

@@ -151,6 +151,7 @@ def test_an_islands_row_is_what_it_says_of_itself(tmp_path: Path) -> None:
 
     assert (row["loss"], row["version"], row["pace_s"]) == (2.5, "0.1.0", 1.0)
     assert (row["incarnation"], row["slot"], row["step"]) == (1, 0, 7)
+    assert (row["step_s"], row["window"], row["share"]) == (None, 4, None)
 
 
 def test_a_run_without_its_decider_says_so(tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import pytest
 
 from atoll.coordinator import Service
 from atoll.coordinator.status import MAX_NAMES, Watcher, status_of
-from atoll.protocol import JoinReply, Stats
+from atoll.exchange.calls import HeartbeatCall, PublishCall
+from atoll.protocol import Heartbeat, JoinReply, Stats
 from atoll.protocol.events import Leave, PauseRequested
 from atoll.protocol.membership import LEASE_S
 from atoll.simulate import SimDisk
@@ -16,6 +20,7 @@ from atoll.telemetry import (
     render_status,
 )
 from atoll.testing.fixtures import plain_settings
+from atoll.wire import TrainingProgress
 from tests.coordinator.desk import join, update
 
 
@@ -47,9 +52,12 @@ class Watched:
         )
 
 
-def watched(*names: str, **run: Any) -> tuple[Watched, list[JoinReply]]:
-    """Return a run that these islands have joined."""
+def watched(
+    *names: str, values: Mapping[str, Any] | None = None, **run: Any
+) -> tuple[Watched, list[JoinReply]]:
+    """Return a run that these islands have joined; `values` has dotted keys."""
     settings = plain_settings(start_islands=len(names), **run)
+    settings = settings.with_values(values or {})
     service = Service.create(SimDisk(), settings, run="run", now_s=0.0)
     it = Watched(service)
     joined = [join(service, name) for name in names]
@@ -139,6 +147,83 @@ def test_a_committed_round_tells_the_stall() -> None:
     (told,) = [each for each in it.events.after(0) if each.name == "round_committed"]
 
     assert told.fields["stall_share"] == 0.25
+
+
+def paced(it: Watched, joined: JoinReply, step_s: float) -> None:
+    """Let an island report its pace."""
+    beat = Heartbeat(
+        island=joined.island, incarnation=joined.incarnation, step=4, step_s=step_s
+    )
+    it.service.handle(HeartbeatCall(beat), 1.0)
+
+
+DYNAMIC = {"sync.dynamic_local_updates": True}
+
+
+def test_a_window_that_changes_is_an_event() -> None:
+    """With the pace that it follows from; a window that stays is none."""
+    it, (a, b) = watched("a", "b", values=DYNAMIC)
+    paced(it, a, 0.5)
+    paced(it, b, 2.0)
+    for round in (1, 2):
+        for joined in (a, b):
+            it.service.handle(update(it.service, joined, 1.0, round=round), 1.0)
+        it.look(1.0)
+    (event,) = [each for each in it.events.after(0) if each.name == "island_paced"]
+    rows = {row["island"]: row for row in it.status(1.0)["islands"]}
+
+    # 100 * 0.5 / 2
+    assert event.fields == {"island": "b", "window": 25, "step_s": 2.0}
+    assert [(row["window"], row["step_s"]) for row in rows.values()] == [
+        (100, 0.5),
+        (25, 2.0),
+    ]
+
+
+def test_the_status_has_the_shares_of_the_weights() -> None:
+    """Of 30 and 10 tokens the shares are 3/4 and 1/4; uniform weights have none."""
+    for weight, expected in (("tokens", [0.75, 0.25]), ("uniform", [None, None])):
+        it, joined = watched("a", "b", values={"outer.weight": weight})
+        for reply, tokens in zip(joined, (30, 10), strict=True):
+            call = update(it.service, reply, 1.0)
+            progress = TrainingProgress(inner_steps=5, tokens=tokens)
+            header = replace(
+                call.frame.header,
+                progress=progress,
+                weight=tokens if weight == "tokens" else 1,
+            )
+            frame = replace(call.frame, header=header)
+            it.service.handle(PublishCall(frame), 1.0)
+        it.look(1.0)
+
+        assert [row["share"] for row in it.status(1.0)["islands"]] == expected
+
+
+@pytest.mark.parametrize(
+    ("paces_s", "values", "remedy"),
+    [
+        ((0.5, 0.6), {}, "Give sync.overlap_steps in the next run"),
+        (
+            (0.5, 2.85),
+            {},
+            "b takes 5.7 times as long for an inner step as a. "
+            "Set sync.dynamic_local_updates=true in the next run.",
+        ),
+        ((0.5, 2.85), DYNAMIC, "Give sync.overlap_steps in the next run"),
+        ((0.5, 2.85), {"sync.sync_every": 1}, "Give sync.overlap_steps in the"),
+    ],
+)
+def test_islands_of_unequal_paces_have_a_remedy(
+    paces_s: tuple[float, float], values: dict[str, Any], remedy: str
+) -> None:
+    """Beyond a ratio of 1.3, and only if the setting is not on and has an effect."""
+    it, joined = watched("a", "b", values=values)
+    for reply, step_s in zip(joined, paces_s, strict=True):
+        paced(it, reply, step_s)
+    assert it.status(1.0)["cure"] is None
+    it.watcher.stats["a"] = Stats(seconds=10.0, wait_s=5.0)  # half of the time
+
+    assert it.status(1.0)["cure"].startswith(remedy)
 
 
 def test_islands_that_began_with_the_same_batch_are_listed() -> None:

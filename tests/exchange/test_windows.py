@@ -9,10 +9,12 @@ from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.move import MoveOut
 from atoll.exchange.calls import HeartbeatCall, OutcomeCall
 from atoll.protocol import Heartbeat, HeldRound, JoinReply
+from atoll.run_client.store import StatusView, StoreObserver
 from atoll.settings import RunSettings
 from atoll.simulate import SimDisk
 from atoll.store import MemoryStore
 from atoll.testing.fixtures import enter, plain_settings, roster_of, update_of
+from atoll.wire import TrainingProgress
 from tests.coordinator.desk import join, update
 from tests.exchange.bucket.test_attacks import URL, Beach
 from tests.exchange.test_relocation import Journey
@@ -23,10 +25,14 @@ WINDOWS = {"a": 0, "b": 25}
 """100 * 0.5 s / 2 s inner steps; 0 stands for 100."""
 
 
+TOKENS = {"a": 30, "b": 10}
+
+
 def settings() -> RunSettings:
-    """Return plain averaging of two islands, with dynamic local updates."""
-    plain = plain_settings(start_islands=2)
-    return plain.with_values({"sync.dynamic_local_updates": True})
+    """Return averaging by tokens of two islands, with dynamic local updates."""
+    return plain_settings(start_islands=2).with_values(
+        {"sync.dynamic_local_updates": True, "outer.weight": "tokens"}
+    )
 
 
 def paced(joined: JoinReply, *holds: HeldRound) -> Heartbeat:
@@ -46,7 +52,10 @@ def one_round(a: Exchange, b: Exchange) -> None:
     for exchange, joined in islands * 2:  # in a bucket, the second one reads the first
         exchange.heartbeat(paced(joined), at_once=True)
     for exchange, joined in reversed(islands):
-        exchange.publish(update_of(exchange, joined, 1.0))
+        tokens = TOKENS[joined.island]
+        progress = TrainingProgress(inner_steps=5, tokens=tokens)
+        fields = {"progress": progress, "weight": tokens}
+        exchange.publish(update_of(exchange, joined, 1.0, **fields))
     assert roster_of(a, 1).windows == WINDOWS
 
 
@@ -101,6 +110,20 @@ def test_a_state_in_a_bucket_has_the_windows_of_the_rosters_before_it() -> None:
 
     assert {row.island: row.window for row in state.counted} == WINDOWS
     assert enter(again, "b").window == WINDOWS["b"]
+
+
+def test_the_status_of_a_bucket_has_paces_windows_and_shares() -> None:
+    """An observer has them from documents and rosters, as a coordinator does."""
+    beach = Beach(settings())
+    one_round(beach.attach("a")[0], beach.attach("b")[0])
+    with StoreObserver("memory://lagoon", store=beach.store) as observer:
+        rows = StatusView(observer).document()["islands"]
+
+    # 30 and 10 of 40 tokens.
+    assert [(row["step_s"], row["window"], row["share"]) for row in rows] == [
+        (0.5, 100, 0.75),
+        (2.0, 25, 0.25),
+    ]
 
 
 def test_windows_move_into_a_bucket() -> None:

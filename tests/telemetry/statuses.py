@@ -17,6 +17,9 @@ def island(name: str, **changes: Any) -> dict[str, Any]:
         "step": 480,
         "round": 6,
         "pace_s": 12.4,
+        "step_s": 0.124,
+        "window": 100,
+        "share": None,
         "waits_for": None,
         "loss": 1.93,
         "tokens": 9999,
@@ -68,6 +71,7 @@ def status(*islands: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "now_unix_s": 1_700_003_600.0,
         "quorum": 1,
         "start_islands": 4,
+        "sync_every": 100,
         "stall_share": 0.12,
         "cure": None,
         "same_data": [],
@@ -101,7 +105,7 @@ def trouble(count: int) -> dict[str, Any]:
             "last_verdict": "refused",
             "refused_because": "norm: 812.1 is 40.6 times the median of the round",
         }
-        islands[2] |= {"state": "left", "loss": None, "pace_s": None}
+        islands[2] |= {"state": "left", "loss": None, "pace_s": None, "step_s": None}
     waits = [
         {
             "island": "tokyo-0",

@@ -84,10 +84,20 @@ def test_the_last_round_of_a_fragment_stands() -> None:
 
 def test_what_is_not_known_has_no_sample() -> None:
     """An island without a loss has none, rather than a loss of zero."""
-    text = render(status(island("i0", loss=None, pace_s=None)), NOTHING)
+    nothing_yet = island("i0", loss=None, pace_s=None, step_s=None)
+    text = render(status(nothing_yet), NOTHING)
 
     assert "atoll_island_loss" not in text
     assert "atoll_island_pace_seconds" not in text
+    assert "atoll_island_step_seconds" not in text
+
+
+def test_a_pace_and_a_window_are_gauges() -> None:
+    """Their product is the time of a window, which is to be alike on all islands."""
+    found = samples(render(status(island("i0", step_s=0.57, window=17)), NOTHING))
+
+    assert of_island("step_seconds", found) == 0.57
+    assert of_island("window_steps", found) == 17
 
 
 def test_a_loss_that_is_not_finite_is_shown_as_such() -> None:

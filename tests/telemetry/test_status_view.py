@@ -59,6 +59,33 @@ def test_an_island_is_a_row() -> None:
         assert said in row
 
 
+def test_windows_and_shares_are_shown_where_they_differ() -> None:
+    """A pace is the seconds of a window; equal windows and weights need no column."""
+    rows = [
+        island("i0", step_s=0.1, window=100, share=0.75),
+        island("i1", step_s=0.57, window=17, share=0.25),
+    ]
+    plain = page(status(*[row | {"window": 100, "share": None} for row in rows]))
+    text = page(status(*rows))
+
+    assert re.search(r"^island +state +round +pace +window +share ", text, re.M)
+    # 100 * 0.1 s, and 17 * 0.57 s
+    assert re.search(r"^i0 +live +6 +10\.0 s +100 +75 % ", text, re.M)
+    assert re.search(r"^i1 +live +6 +9\.7 s +17 +25 % ", text, re.M)
+    assert re.search(r"^island +state +round +pace +loss ", plain, re.M)
+    assert re.search(r"^i1 +live +6 +57\.0 s +1\.930 ", plain, re.M)
+
+
+def test_a_status_of_an_older_coordinator_is_shown() -> None:
+    """It has neither paces nor windows."""
+    new = {"step_s", "window", "share"}
+    row = {key: value for key, value in island("i0").items() if key not in new}
+    document = status(row)
+    del document["sync_every"]
+
+    assert "12.4 s" in page(document)
+
+
 def test_a_refused_island_is_told_with_its_reason() -> None:
     """The reason of a poisoned update is on the page."""
     text = page(trouble(4))

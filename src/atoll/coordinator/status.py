@@ -26,10 +26,13 @@ from atoll.security.audit import (
 from atoll.telemetry import (
     EventBus,
 )
-from atoll.wire import Header, Verdict
+from atoll.wire import Header, Roster, Verdict
 
 DEAR_SHARE = 1 / 3
 """Share of waiting beyond which the status suggests a remedy."""
+
+UNEQUAL = 1.3
+"""Ratio of the slowest pace to the fastest beyond which it suggests other windows."""
 
 MAX_NAMES = 8
 """Largest number of islands named in a sentence."""
@@ -77,11 +80,12 @@ def status_of(
         "epoch": state.epoch,
         "quorum": state.settings.run.quorum,
         "start_islands": state.settings.run.start_islands,
+        "sync_every": state.settings.sync.sync_every,
         "stall_share": max(shares, default=0.0),
-        "cure": cure(state, shares),
+        "cure": cure(state, now_s, shares),
         "same_data": same_data(stats),
         "islands": [
-            island_of(member, now_s, stats.get(name), verdicts.get(name, {}))
+            island_of(state, member, now_s, stats.get(name), verdicts.get(name, {}))
             for name, member in sorted(state.members.known.items())
         ],
     }
@@ -224,13 +228,18 @@ def _awaited(
 
 
 def island_of(
-    member: Member, now_s: float, stats: Stats | None, verdicts: Mapping[str, Any]
+    state: CoordinatorState,
+    member: Member,
+    now_s: float,
+    stats: Stats | None,
+    verdicts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return one island's row."""
     stats = stats or Stats()
     paces = [arrivals.median_s for arrivals in member.arrivals.values() if arrivals]
     left_s = member.lease_until_s - now_s
     waits = member.waits_for
+    has_weights = state.settings.outer.weight == "tokens"
     return {
         "island": member.island,
         "incarnation": member.incarnation,
@@ -241,6 +250,9 @@ def island_of(
         "step": member.step,
         "round": min((holding.round for holding in member.holds), default=0),
         "pace_s": median(paces) if paces else None,
+        "step_s": member.step_s,
+        "window": state.window_of(member.island),
+        "share": verdicts.get("share") if has_weights else None,
         "waits_for": waits and {"fragment": waits[0], "round": waits[1]},
         "loss": stats.loss,
         "tokens": stats.tokens,
@@ -268,17 +280,43 @@ def same_data(stats: Mapping[str, Stats]) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
-def cure(state: CoordinatorState, shares: Sequence[float]) -> str | None:
+def shares_of(roster: Roster) -> dict[str, float]:
+    """Return the weight of each listed island as a share of all counted weights."""
+    total = sum(entry.weight for entry in roster.counted)
+    shares = dict.fromkeys([entry.island for entry in roster.entries], 0.0)
+    return shares | {entry.island: entry.weight / total for entry in roster.counted}
+
+
+def cure(state: CoordinatorState, now_s: float, shares: Sequence[float]) -> str | None:
     """Return a remedy when islands wait for more than a third of the time."""
     if max(shares, default=0.0) <= DEAR_SHARE:
         return None
     sync = state.settings.sync
+    if not sync.dynamic_local_updates and sync.sync_every > 1:
+        unequal = _unequal(state, now_s)
+        if unequal:
+            return unequal
     if sync.overlap_steps == 0:
         return "Give sync.overlap_steps in the next run: islands train while they wait."
     return (
         f"Raise sync.sync_every above {sync.sync_every} in the next run, or, if one "
         f"island is slow, lower run.patience from {state.settings.run.patience:g}: "
         f"`{_control(state)} set run.patience=...`."
+    )
+
+
+def _unequal(state: CoordinatorState, now_s: float) -> str:
+    """Return the remedy for islands whose paces differ, or an empty text."""
+    members, live = state.members, state.members.live(now_s)
+    paces = sorted(
+        (step_s, name) for name in live if (step_s := members.known[name].step_s)
+    )
+    if not paces or paces[-1][0] <= UNEQUAL * paces[0][0]:
+        return ""
+    (fastest_s, fastest), (slowest_s, slowest) = paces[0], paces[-1]
+    return (
+        f"{slowest} takes {slowest_s / fastest_s:.1f} times as long for an inner step "
+        f"as {fastest}. Set sync.dynamic_local_updates=true in the next run."
     )
 
 
@@ -337,6 +375,8 @@ class Watcher:
         self._seen = state
         if state.rounds is not seen.rounds:
             self._tell_rounds(service, seen, state, now_s)
+        if state.windows is not seen.windows:
+            self._tell_windows(seen, state)
         self._tell_operator(service, seen, state)
 
     def tell_damage(self, service: Service) -> None:
@@ -505,9 +545,11 @@ class Watcher:
     ) -> None:
         assert header.roster is not None
         count = {verdict: 0 for verdict in Verdict}
+        shares = shares_of(header.roster)
         for entry in header.roster.entries:
             count[entry.verdict] += 1
             self._note(entry.island, entry.verdict, entry.reason, header)
+            self.verdicts[entry.island]["share"] = shares[entry.island]
         fields = {
             "fragment": header.fragment,
             "round": header.round,
@@ -545,6 +587,17 @@ class Watcher:
             )
         elif verdict is Verdict.LATE:
             self._events.emit("update_late", island=island, **position)
+
+    def _tell_windows(self, seen: CoordinatorState, state: CoordinatorState) -> None:
+        for island in sorted(state.windows.last):
+            window, member = state.window_of(island), state.members.known.get(island)
+            if window != seen.window_of(island):
+                self._events.emit(
+                    "island_paced",
+                    island=island,
+                    window=window,
+                    step_s=member.step_s if member else None,
+                )
 
     def _tell_operator(
         self, service: Service, seen: CoordinatorState, state: CoordinatorState

@@ -28,7 +28,7 @@ from typing import Any, Self
 from atoll import __version__
 from atoll import store as stores
 from atoll.coordinator.anchor_file import FilePlan, listed_rounds
-from atoll.coordinator.status import run_state, status_of
+from atoll.coordinator.status import run_state, shares_of, status_of
 from atoll.errors import NoSuchObject, Refused, Unreachable, UsageError
 from atoll.exchange.base import verified
 from atoll.exchange.bucket import BucketReader, documents, keys
@@ -276,12 +276,12 @@ class StatusView:
         island = row["island"]
         unchanged_s = self._observer.unchanged_s(island)
         left_s = self._observer.reader.view.lease_s - unchanged_s
-        steps, sync = row["inner_steps"], self._observer.reader.view.settings.sync
+        steps = row["inner_steps"]
         stats = self._observer.reader.view.documents[island].beat.stats
         seconds = stats.seconds if stats else 0.0
         return row | {
             "state": self._observer.presence(island),
-            "pace_s": seconds / steps * sync.sync_every if steps else None,
+            "pace_s": seconds / steps * row["window"] if steps else None,
             "seen_s": unchanged_s,
             "lease_s": max(0.0, left_s),
         }
@@ -349,10 +349,12 @@ def _verdicts(rosters: Rosters) -> Mapping[str, Mapping[str, Any]]:
     """Return the counts of verdicts on each island's updates in these rounds."""
     verdicts: dict[str, dict[str, Any]] = defaultdict(dict)
     for _, document in sorted(rosters.items(), key=lambda item: item[0][1]):
+        shares = shares_of(document.roster)
         for entry in document.roster.entries:
             row, verdict = verdicts[entry.island], entry.verdict.name.lower()
             row[verdict] = row.get(verdict, 0) + 1
             row["last"] = verdict
+            row["share"] = shares[entry.island]
             if entry.verdict is Verdict.REFUSED:
                 row["because"] = entry.reason
     return verdicts

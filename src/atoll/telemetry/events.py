@@ -259,6 +259,18 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "island_returned": EventKind(
             "A silent island sent a heartbeat or a call again.", {"island": ISLAND}
         ),
+        "island_paced": EventKind(
+            "The inner steps per window of an island have changed.",
+            {
+                "island": ISLAND,
+                "window": EventField(
+                    ValueKind.INTEGER, "its inner steps per window from now on"
+                ),
+                "step_s": EventField(
+                    ValueKind.NUMBER, "its pace: seconds of an inner step", True
+                ),
+            },
+        ),
         "round_opened": EventKind(
             "A round accepts updates.",
             FRAGMENT_ROUND

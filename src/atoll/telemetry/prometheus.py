@@ -214,6 +214,8 @@ _ROWS: Mapping[SampleSet, tuple[tuple[str, str, str], ...]] = {
         ("island_seen_seconds", "seen_s", "Time since its last message."),
         ("island_round", "round", "The lowest round it has adopted."),
         ("island_pace_seconds", "pace_s", "Time from opening to its update."),
+        ("island_step_seconds", "step_s", "Its pace: the time of an inner step."),
+        ("island_window_steps", "window", "Its inner steps per window."),
         ("island_loss", "loss", "The loss that it reported."),
         ("island_tokens_total", "tokens", "Tokens it has trained on."),
         ("island_inner_steps_total", "inner_steps", "Inner steps made."),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.telemetry.text import (
+    NO_VALUE,
     Cell,
     cut,
     format_brief,
@@ -110,7 +111,8 @@ class _Page:
         listed = sorted(self.status["islands"], key=_rank)
         few, rest = listed[:MAX_ISLANDS], listed[MAX_ISLANDS:]
         if few:
-            yield from self._table(ISLAND_COLUMNS, few, left_columns=2)
+            columns = _island_columns(self.status)
+            yield from self._table(columns, few, left_columns=2)
         if rest:
             yield f"and {len(rest)} more islands; --json lists them all"
         for island in few:
@@ -240,6 +242,26 @@ def _wait(wait: Mapping[str, Any]) -> str:
     return f"{name}: {since}, late in {format_span(max(0.0, late_in_s))}"
 
 
+def _island_columns(status: Status) -> list[_Column]:
+    """Return the columns that tell something: not all windows or shares need one."""
+    islands, sync_every = status["islands"], status.get("sync_every")
+    windows = {row.get("window", sync_every) for row in islands}
+    has_shares = any(row.get("share") is not None for row in islands)
+    left_out = {
+        *(() if windows - {sync_every} else ("window",)),
+        *(() if has_shares else ("share",)),
+    }
+    return [column for column in ISLAND_COLUMNS if column.head not in left_out]
+
+
+def _pace(island: Island) -> Cell:
+    """Show the seconds per window; before it is known those to the last updates."""
+    step_s, window = island.get("step_s"), island.get("window")
+    if step_s is None or window is None:
+        return Cell(format_span(island["pace_s"]))
+    return Cell(format_span(step_s * window))
+
+
 def _number(
     key: str, message: Callable[[Any], str]
 ) -> Callable[[Mapping[str, Any]], Cell]:
@@ -250,7 +272,9 @@ ISLAND_COLUMNS = (
     _Column("island", 0, lambda row: Cell(_name(row))),
     _Column("state", 0, _state),
     _Column("round", 1, _number("round", str)),
-    _Column("pace", 4, _number("pace_s", format_span)),
+    _Column("pace", 4, _pace),
+    _Column("window", 4, lambda row: Cell(str(row.get("window", NO_VALUE)))),
+    _Column("share", 4, lambda row: Cell(format_share(row.get("share")))),
     _Column("loss", 2, _number("loss", format_loss)),
     _Column("wait", 3, _number("wait_share", format_share)),
     _Column("counted", 10, _number("counted", str)),

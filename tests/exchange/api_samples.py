@@ -254,6 +254,7 @@ POSITIONS = st.builds(
     tokens=st.integers(0, 4 * U64_MAX),
     wanted=several(FRAGMENTS),
     lost=several(FRAGMENTS),
+    last_rounds=st.none() | several(NUMBERS),
 )
 UPDATES = st.builds(
     an_update, fragment=FRAGMENTS, round=NUMBERS, island=NAMES, incarnation=NUMBERS
@@ -360,7 +361,11 @@ REPLIES: st.SearchStrategy[tuple[Call, Reply]] = st.one_of(
             counted=several(
                 st.none()
                 | st.builds(
-                    CountedWork, round=NUMBERS, inner_steps=NUMBERS, tokens=NUMBERS
+                    CountedWork,
+                    round=NUMBERS,
+                    inner_steps=NUMBERS,
+                    tokens=NUMBERS,
+                    listed=NUMBERS,
                 )
             ),
         ),

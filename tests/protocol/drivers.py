@@ -277,11 +277,19 @@ def who_founds(model: str, founder: str) -> str:
     return "founds" if welcome.is_founder else "joins"
 
 
-def what_becomes(verdict: str, missed: str, passed: str) -> str:
-    """Take the outcome of round 5, with so many rounds after it."""
-    book = FragmentSync(taken=OPEN_ROUND - 1, missed=int(missed))
-    through = OPEN_ROUND + int(passed)
-    return decide(book, Verdict[verdict.upper()], through=through).value
+def what_becomes(verdict: str, missed: str, passed: str, updates: str) -> str:
+    """Take the outcome of round 5, with so many rounds after it.
+
+    An update that stands was sealed two rounds before.
+    """
+    stands = updates == "stand"
+    taken = OPEN_ROUND - 3 if stands else OPEN_ROUND - 1
+    return decide(
+        FragmentSync(taken=taken, missed=int(missed)),
+        Verdict[verdict.upper()],
+        through=OPEN_ROUND + int(passed),
+        listed=OPEN_ROUND if stands else None,
+    ).value
 
 
 def what_remains(since: str, update: str, base: str) -> str:

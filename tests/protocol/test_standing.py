@@ -20,7 +20,9 @@ from atoll.protocol.events import (
     UpdateOffered,
     UpdateStored,
 )
+from atoll.protocol.join_leave import reply_to
 from atoll.protocol.membership import LEASE_S, ListedUpdate
+from atoll.protocol.messages import CountedWork
 from atoll.protocol.rounds import Phase, Reception
 from atoll.settings.sections import AsyncSection, RunSection, SyncSection
 from atoll.wire import FrameKind, Header, Roster, Verdict, update_digest, with_body
@@ -340,6 +342,25 @@ def test_an_update_stays_staged_if_no_recovered_roster_lists_it() -> None:
     staged = table.state.rounds[0].staged["c"]
     assert update_digest(staged) == update_digest(mine)
     assert ages(over(table)) == {"c": 1}
+
+
+def test_a_life_learns_which_roster_refused_its_last_update() -> None:
+    """Of a name that has counted, and of one that has not."""
+    table = asynchronous("a", "b", "c")
+    table.do(UpdateStored(sealed(table, "a")))
+    over(table)
+    for name in "ab":
+        table.publish(name, refused="not finite")
+    over(table)
+    replies = [
+        reply_to(table.state, table.join(name, nonce=b"2")).counted for name in "abc"
+    ]
+
+    assert replies == [
+        (CountedWork(round=1, inner_steps=0, tokens=0, listed=2),),
+        (CountedWork(round=0, inner_steps=0, tokens=0, listed=2),),
+        (None,),
+    ]
 
 
 def test_an_asynchronous_run_does_not_move() -> None:

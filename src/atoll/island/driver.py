@@ -148,7 +148,7 @@ class Driver:
             self._end()
             return
         for slot, book in zip(self._slots, self._state.books, strict=True):
-            if not self._state.finished(book):
+            if not self._state.finished(slot.index):
                 continue  # a round takes it, or it was reported
             if book.flight and slot.sealed is None:
                 self._send_rest(slot, book.flight.round)  # its seal was interrupted

@@ -271,9 +271,17 @@ def _arrival_tree(arrival: AppliedOutcome) -> Tree:
         "verdict": arrival.verdict.name,
         "reason": arrival.reason,
         "through": arrival.through,
-        "position": asdict(position) if position else None,
+        "position": _position_tree(position) if position else None,
         **({} if arrival.window is None else {"window": arrival.window}),
     }
+
+
+def _position_tree(position: Position) -> Tree:
+    """Return a position; one without last rounds as earlier versions read it."""
+    tree = asdict(position)
+    if position.last_rounds is None:
+        del tree["last_rounds"]
+    return tree
 
 
 def _arrival(tree: Mapping[str, Any]) -> AppliedOutcome:

@@ -10,6 +10,12 @@ Rule 5: round r of a fragment is due from its send point in the schedule's r-th
         period on. So the committed rounds, on which all agree, give the step of every
         island, and islands that got out of phase come back into it.
 
+In an asynchronous run rounds do not tell steps:
+Rule 6: an island seals a fragment at its own send points, for the round after the last
+        one that it has taken. No outcome moves its step.
+Rule 7: it takes the outcomes from there on, until a roster lists its update, so that
+        nothing is late, and nothing is carried or dropped.
+
 Theory of operation. The host counts inner steps and sends `Stepped` when `wakes_at`
 is reached. It performs the actions in order. `Take` blocks until the outcome arrives
 and is answered with `OutcomeTaken`, whose actions come before the remaining ones. With
@@ -70,6 +76,8 @@ class SyncPlan:
     has_buffers: bool = False
     """One more fragment, sent with the last one."""
 
+    is_async: bool = False
+
     @property
     def num_books(self) -> int:
         return self.num_fragments + self.has_buffers
@@ -103,7 +111,8 @@ class FragmentSync:
     """Wanted now: to be sealed as soon as the update in flight is taken."""
 
     not_before: int = 0
-    """The step before which nothing is sealed: an island that has just joined."""
+    """The step before which nothing is sealed: an island has just joined, or an
+    asynchronous one has sealed in this window."""
 
     is_spoken_for: bool = False
     """An earlier incarnation has published for the next round: only take it."""
@@ -120,13 +129,23 @@ class IslandState:
     step: int
     books: tuple[FragmentSync, ...]
     last_round: int | None = None
+    last_rounds: tuple[int | None, ...] | None = None
+    """Of each fragment, in an asynchronous run whose end is decided."""
 
-    def finished(self, book: FragmentSync) -> bool:
-        return self.last_round is not None and book.next_round > self.last_round
+    def last_of(self, index: int) -> int | None:
+        """Return the last round of a fragment, if it is known."""
+        return self.last_round if self.last_rounds is None else self.last_rounds[index]
+
+    def finished(self, index: int) -> bool:
+        last = self.last_of(index)
+        return last is not None and self.books[index].next_round > last
 
     @property
     def has_ended(self) -> bool:
-        return all(self.finished(b) and b.flight is None for b in self.books)
+        return all(
+            self.finished(index) and book.flight is None
+            for index, book in enumerate(self.books)
+        )
 
 
 @dataclass(frozen=True)
@@ -161,6 +180,8 @@ class NeverOpens:
     """The round in flight of a fragment will not open: the one before was the last."""
 
     fragment: int
+    last_round: int | None = None
+    """The last round, which an asynchronous island has taken before it learned that."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +258,9 @@ def join_at(
     It does not join a round that is about to close: the first seal of a fragment is
     at its next send point.
     """
-    step = max(position.step, _reached(position, plan))
+    step = position.step
+    if not plan.is_async:
+        step = max(step, _reached(position, plan))
     books = tuple(
         FragmentSync(
             taken=open_round - 1,
@@ -246,7 +269,12 @@ def join_at(
         )
         for index, open_round in enumerate(position.rounds)
     )
-    return IslandState(step=step, books=books, last_round=position.last_round)
+    return IslandState(
+        step=step,
+        books=books,
+        last_round=position.last_round,
+        last_rounds=position.last_rounds,
+    )
 
 
 def wakes_at(state: IslandState, plan: SyncPlan) -> int:
@@ -254,13 +282,15 @@ def wakes_at(state: IslandState, plan: SyncPlan) -> int:
     moments = [
         book.flight.take_at if book.flight else _due_at(index, book, plan)
         for index, book in enumerate(state.books)
-        if book.flight or not state.finished(book)
+        if book.flight or not state.finished(index)
     ]
     return max(state.step + 1, min(moments, default=state.step + plan.sync_every))
 
 
 def _due_at(index: int, book: FragmentSync, plan: SyncPlan) -> int:
     """Return the step from which the next round of a fragment is to be sealed."""
+    if plan.is_async:
+        return book.not_before
     return max(book.not_before, _send_step(index, book.next_round, plan))
 
 
@@ -306,7 +336,7 @@ def advance(
         case FragmentsRequested():
             return _wanted(state, event, plan)
         case NeverOpens():
-            return _never_opens(state, event.fragment)
+            return _never_opens(state, event)
         case SyncNow():
             state = changed(state, step=event.step)
             return _seal(state, range(plan.num_books), plan, is_now=True)
@@ -322,17 +352,28 @@ def verdict_of(roster: Roster, island: str, digest: bytes) -> Verdict:
     return entry.verdict
 
 
-def decide(book: FragmentSync, verdict: Verdict, *, through: int) -> WorkDecision:
+def decide(
+    book: FragmentSync, verdict: Verdict, *, through: int, listed: int | None = None
+) -> WorkDecision:
     """Return how to treat an island's work, by the verdict on its update.
 
-    `through` is the last round that is applied together with the sealed one; the
-    answer is the one of `tables.WORK`.
+    `through` is the last round that is applied together with the sealed one. `listed`
+    is the round whose roster lists the update, in an asynchronous run, or the round
+    that the island has awaited without one. The answer is the one of `tables.WORK`.
     """
-    passed = min(through - book.taken - 1, CARRIED_ROUNDS + 1)
-    return WorkDecision(WORK[verdict.name.lower(), str(book.missed), str(passed)])
+    first = book.taken + 1 if listed is None else listed
+    passed = min(through - first, CARRIED_ROUNDS + 1)
+    updates = "in step" if listed is None else "stand"
+    return WorkDecision(
+        WORK[verdict.name.lower(), str(book.missed), str(passed), updates]
+    )
 
 
-def _missed(book: FragmentSync, verdict: Verdict, through: int) -> int:
+def _missed(book: FragmentSync, event: OutcomeTaken, plan: SyncPlan) -> int:
+    """Return how many rounds in succession have missed the fragment's work."""
+    verdict, through = event.verdict, event.through
+    if plan.is_async or verdict is Verdict.REFUSED:
+        return 0
     first = book.taken + 1
     if verdict is Verdict.LATE:
         return book.missed + through - first + 1
@@ -369,7 +410,7 @@ def _due(state: IslandState, plan: SyncPlan) -> list[int]:
     due = [
         (_due_at(index, book, plan), index)
         for index, book in enumerate(state.books)
-        if book.flight is None and not state.finished(book)
+        if book.flight is None and not state.finished(index)
     ]
     return [index for step, index in sorted(due) if step <= state.step]
 
@@ -392,10 +433,13 @@ def _seal(
         if book.flight:
             state = _with(state, index, changed(book, is_due=True))
             take_actions.append(Take(index, book.flight.round))
-        elif not state.finished(book):
+        elif not state.finished(index):
             flight = _flight(index, book, state.step, plan, is_now=is_now)
             begin = Await if flight.is_awaited else Seal
             book = changed(book, flight=flight, is_due=False, is_spoken_for=False)
+            if plan.is_async:
+                not_before = _next_send(index, state.step, plan)
+                book = changed(book, not_before=not_before)
             state = _with(state, index, book)
             seals.append(begin(index, flight.round))
             if flight.take_at <= state.step:
@@ -407,7 +451,10 @@ def _flight(
     index: int, book: FragmentSync, step: int, plan: SyncPlan, *, is_now: bool
 ) -> RoundInFlight:
     """Return the flight of the next round; it lands before the round after is due."""
-    window = _send_step(index, book.next_round + 1, plan) - step
+    if plan.is_async:
+        window = _next_send(index, step, plan) - step
+    else:
+        window = _send_step(index, book.next_round + 1, plan) - step
     overlap = 0 if is_now else max(0, min(plan.overlap_steps, window - 1))
     return RoundInFlight(
         round=book.next_round,
@@ -429,14 +476,13 @@ def _taken(
             "restart the island with a fresh optimizer and a lower learning rate. If "
             "its updates are meant to be that large, raise limits.max_update_norm."
         )
-    missed = 0
-    if event.verdict is not Verdict.REFUSED:
-        missed = _missed(book, event.verdict, event.through)
+    missed = _missed(book, event, plan)
     is_due = book.is_due
     book = FragmentSync(
         taken=event.through,
         missed=0 if missed > CARRIED_ROUNDS else missed,
         refused=refused,
+        not_before=book.not_before if plan.is_async else 0,
     )
     state = _with(state, event.fragment, book)
     state = _moved(state, event.position, plan, has_missed=missed > 0)
@@ -453,6 +499,9 @@ def _moved(
     state: IslandState, position: Position, plan: SyncPlan, *, has_missed: bool
 ) -> IslandState:
     """Return the state at the step that the run has reached, if that is ahead."""
+    if plan.is_async:
+        last_rounds = position.last_rounds or state.last_rounds
+        return changed(state, last_round=position.last_round, last_rounds=last_rounds)
     step = max(state.step, _reached(position, plan))
     if has_missed:
         step = max(step, position.step)
@@ -464,7 +513,7 @@ def _follow(
 ) -> tuple[IslandState, list[Action]]:
     """Seal fragments that have become due with an outcome, if their round is open."""
     due = _due(state, plan)
-    state, first = _catch_up(state, due, position, is_due=False)
+    state, first = _catch_up(state, due, position, plan, is_due=False)
     due = [index for index in due if not state.books[index].flight]
     state, actions = _seal(state, due, plan)
     return state, [*actions, *first]
@@ -489,7 +538,7 @@ def _wanted(
         for index in event.position.wanted
         if state.books[index].next_round <= event.position.rounds[index]
     ]
-    state, first = _catch_up(state, missing, event.position, is_due=True)
+    state, first = _catch_up(state, missing, event.position, plan, is_due=True)
     due = [index for index in missing if not state.books[index].flight]
     state, actions = _seal(state, due, plan, is_now=True)
     seals, take_actions = _apart(actions)
@@ -502,16 +551,26 @@ def _wanted(
     ]
 
 
-def _never_opens(state: IslandState, fragment: int) -> tuple[IslandState, list[Action]]:
-    """End one fragment; the others continue up to the same last round.
+def _never_opens(
+    state: IslandState, event: NeverOpens
+) -> tuple[IslandState, list[Action]]:
+    """End one fragment; the others continue up to their last round.
 
-    Outcomes are taken in order, so that the last round is the one before the flight.
+    Outcomes are taken in order, so that the last round is the one before the flight;
+    an asynchronous island has looked for its update up to the last round. Only there
+    fragments end with different rounds.
     """
-    book = state.books[fragment]
+    book = state.books[event.fragment]
     assert book.flight is not None
-    last_round = book.flight.round - 1
-    state = _with(state, fragment, changed(book, flight=None, is_due=False))
-    state = changed(state, last_round=last_round)
+    book = changed(book, flight=None, is_due=False)
+    if event.last_round is None:
+        state = changed(state, last_round=book.taken)
+    else:
+        book = changed(book, taken=event.last_round)
+        last_rounds = list(state.last_rounds or (None,) * len(state.books))
+        last_rounds[event.fragment] = event.last_round
+        state = changed(state, last_rounds=tuple(last_rounds))
+    state = _with(state, event.fragment, book)
     return state, [End()] if state.has_ended else []
 
 
@@ -524,13 +583,22 @@ def _unspoken(book: FragmentSync, open_round: int) -> FragmentSync:
 
 
 def _catch_up(
-    state: IslandState, missing: list[int], position: Position, *, is_due: bool
+    state: IslandState,
+    missing: list[int],
+    position: Position,
+    plan: SyncPlan,
+    *,
+    is_due: bool,
 ) -> tuple[IslandState, list[Action]]:
-    """Take the rounds that are over, before the open one can be sealed."""
+    """Take the rounds that are over, before the open one can be sealed.
+
+    Those of an asynchronous run need not be taken before a seal.
+    """
     actions: list[Action] = []
     for index in missing:
         book = state.books[index]
-        if book.flight is None and book.next_round < position.rounds[index]:
+        is_behind = book.next_round < position.rounds[index] and not plan.is_async
+        if book.flight is None and is_behind:
             flight = RoundInFlight(
                 round=book.next_round, take_at=state.step, is_awaited=True
             )
@@ -547,7 +615,7 @@ def _departures(state: IslandState) -> list[Action]:
     for index, book in enumerate(state.books):
         if book.flight:
             actions.append(Resend(index, book.flight.round))
-        if not state.finished(book):
+        if not state.finished(index):
             # An earlier incarnation's update stands in the open round.
             actions.append(PublishRest(index, book.next_round + book.is_spoken_for))
     return actions

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -510,8 +510,26 @@ class CountedUpdates:
     def by_fragment(
         self, island: str, num_fragments: int
     ) -> tuple[CountedWork | None, ...]:
-        """Return the last counted update of an island, fragment by fragment."""
-        return self.by_island.get(island, (None,) * num_fragments)
+        """Return the last counted update of an island, fragment by fragment.
+
+        In an asynchronous run one of round 0 says when its last update was refused.
+        """
+        fragments = self.by_island.get(island, (None,) * num_fragments)
+        if not self.listed:
+            return fragments
+        return tuple(
+            self._with_listed(work, self.listed.get((index, island)))
+            for index, work in enumerate(fragments)
+        )
+
+    def _with_listed(
+        self, work: CountedWork | None, listed: ListedUpdate | None
+    ) -> CountedWork | None:
+        if listed is None or (work is not None and work.round >= listed.round):
+            return work
+        if work is None:
+            work = CountedWork(round=0, inner_steps=0, tokens=0)
+        return replace(work, listed=listed.round)
 
     def adding(
         self,

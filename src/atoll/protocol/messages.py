@@ -19,6 +19,10 @@ class CountedWork:
     incarnation: int = field(default=0, compare=False)
     """The incarnation that published it; 0: unknown."""
 
+    listed: int = 0
+    """The last round that lists an update of the island, if that one was refused; 0: it
+    is `round`. In an asynchronous run."""
+
 
 @dataclass(frozen=True)
 class HeldRound:
@@ -45,6 +49,9 @@ class Position:
 
     last_round: int | None = None
     """No fragment opens a round beyond this one."""
+
+    last_rounds: tuple[int, ...] | None = None
+    """The last round of each fragment, in an asynchronous run whose end is decided."""
 
     tokens: int = 0
     """Sum over islands of the lowest counted progress of their fragments."""

@@ -331,32 +331,45 @@ WORK = DecisionTable(
         "verdict": ("counted", "late", "refused"),
         "missed before": ("0", "1", "2"),
         "passed since": ("0", "1", "2", "3"),
+        "updates": ("in step", "stand"),
     },
     answer="the island's work is",
     rows=(
         DecisionRow(
-            ("refused", ANY, ANY),
+            ("refused", ANY, ANY, ANY),
             "refuse",
             "Refused work must not come back: anchor taken, residual cleared.",
         ),
         DecisionRow(
-            ("counted", ANY, "0"),
+            ("counted", ANY, "0", ANY),
             "adopt",
             "The update is in the mean: rebase or mix, by the settings.",
         ),
         DecisionRow(
-            ("counted", ANY, "1 or 2"),
+            ("counted", ANY, ANY, "stand"),
+            "rebase",
+            "Any number of rounds may pass: the work since the seal is kept.",
+        ),
+        DecisionRow(
+            ("late", ANY, ANY, "stand"),
+            "carry",
+            "Only an earlier incarnation's update was awaited: nothing was sent.",
+        ),
+        DecisionRow(
+            ("counted", ANY, "1 or 2", ANY),
             "rebase",
             "It counted, and later rounds passed: the work since the seal is kept.",
         ),
         DecisionRow(
-            ("late", "0", "0 or 1"),
+            ("late", "0", "0 or 1", ANY),
             "carry",
             "Contributed once, in the next round; the old residual is restored.",
         ),
-        DecisionRow(("late", "1", "0"), "carry", "At most two rounds in succession."),
         DecisionRow(
-            (ANY, ANY, ANY),
+            ("late", "1", "0", ANY), "carry", "At most two rounds in succession."
+        ),
+        DecisionRow(
+            (ANY, ANY, ANY, ANY),
             "drop",
             "Beyond two rounds: anchor taken, loss reported; the residual stays.",
         ),

@@ -156,7 +156,9 @@ _FRAGMENT = integer(0, MAX_FRAGMENT)
 _FRAGMENTS = listed(_FRAGMENT, max_items=MAX_FRAGMENTS)
 
 COUNTED = row(
-    CountedWork, {"round": integer(), "inner_steps": integer(), "tokens": integer()}
+    CountedWork,
+    {"round": integer(), "inner_steps": integer(), "tokens": integer()},
+    last={"listed": integer()},
 )
 RECEIPT = hexed(RECEIPT_BYTES, RECEIPT_BYTES)
 HOLDING = row(
@@ -211,7 +213,11 @@ POSITION = table(
         "lost": _FRAGMENTS,
         "saves": integer(),
     },
-    optional={"decay_round": integer(1), "end_tokens": integer(1)},
+    optional={
+        "decay_round": integer(1),
+        "end_tokens": integer(1),
+        "last_rounds": listed(integer(), max_items=MAX_FRAGMENTS),
+    },
 )
 
 _HEX = hexed(0, 64)

@@ -147,6 +147,7 @@ class Committer:
             epoch=close.epoch,
             base=self._weights[close.fragment].digest,
             outer=close.outer,
+            buffer=close.buffer,
             after_block=after_block,
             spare=self._spare,
             threads=self.threads,

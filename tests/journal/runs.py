@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -182,6 +182,15 @@ class Run:
         self.after[fragment, state.round] = bits(state)
         self.outcomes[fragment, state.round] = frame
         self.record(fragment)
+
+    def commit_part(self, fragment: int, *, buffer: int, **how: object) -> None:
+        """Commit a round of one update in an asynchronous run with this buffer."""
+        plain, share = self.outer, float(np.float32(1 / buffer))
+        self.outer = replace(plain, share=share, buffer=buffer)
+        try:
+            self.commit(fragment, **how)
+        finally:
+            self.outer = plain
 
     def record(self, fragment: int) -> None:
         """Have the journal commit the round whose outer step has been taken."""

@@ -32,6 +32,7 @@ ACTS: dict[str, tuple[Act, bool]] = {
     "small": (lambda run: run.commit(0, value=0.5), True),
     "other small": (lambda run: run.commit(0, value=0.25, down="bf16"), True),
     "large": (lambda run: run.commit(1, value=0.125), True),
+    "part": (lambda run: run.commit_part(0, value=0.5, buffer=3), True),
     "void": (lambda run: run.commit(0, is_void=True), True),
     "draft": (lambda run: run.draft(0, "a"), False),
     "draft another": (lambda run: run.draft(1, "a", value=2.0), False),
@@ -66,8 +67,12 @@ EVERYTHING = (
     "seal",
     "large",
     "large",
+    "part",
     "compact small",
+    "part",
     "compact large",
+    "void",
+    "part",
     "small",
 )
 

@@ -227,6 +227,19 @@ def test_a_state_that_is_changed_by_hand_is_found(line: str) -> None:
     assert len(state_changes(ast.parse(line))) == 1
 
 
+def test_one_function_builds_every_reply_to_a_join() -> None:
+    """All exchanges answer by `protocol`; the API reads what a coordinator has sent."""
+    found = {
+        file.relative_to(SOURCE).as_posix()
+        for file in python_files("src")
+        for node in ast.walk(parse(file))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] == "JoinReply"
+    }
+
+    assert found == {"protocol/join_leave.py", "exchange/api/messages.py"}
+
+
 def test_numba_has_one_home() -> None:
     """Only the compiled kernels import numba, and nothing writes LLVM by hand."""
     homes = {

@@ -98,6 +98,18 @@ def test_an_outcome_shows_its_roster(capsys: pytest.CaptureFixture[str]) -> None
     assert [row[2] for row in table] == ["late", "counted", "refused:"]
 
 
+def test_an_asynchronous_outcome_shows_its_share_and_ages(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The share of the mean, the buffer and the age of each update are listed."""
+    _, out, _ = run(capsys, "inspect", GOLDEN / "agreed-tails.atoll")
+    lines = out.splitlines()
+
+    assert "  share        0.375 of the mean, buffer 8" in lines
+    table = [line.split() for line in lines[lines.index("  roster of 4") + 1 : -1]]
+    assert [row[-1] for row in table] == ["age", "14", "0", "1", "0"]
+
+
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.atoll")), ids=lambda p: p.stem)
 def test_every_golden_frame_is_verified(
     capsys: pytest.CaptureFixture[str], path: Path

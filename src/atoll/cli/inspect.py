@@ -199,6 +199,9 @@ def _text_facts(header: Header) -> Iterator[tuple[str, str]]:
             "outer",
             f"{outer.optimizer}, lr {lr}, momentum {momentum}, count {outer.count}",
         )
+        if outer.buffer:
+            share = np.float32(outer.share)
+            yield "share", f"{share} of the mean, buffer {outer.buffer}"
 
 
 def _pieces(header: Header) -> str:
@@ -207,6 +210,9 @@ def _pieces(header: Header) -> str:
 
 def _print_roster(roster: Roster) -> None:
     rows: list[tuple[str, ...]] = [ROSTER_COLUMNS, *map(_row, roster.entries)]
+    if any(entry.age for entry in roster.entries):
+        ages = ["age", *[str(entry.age) for entry in roster.entries]]
+        rows = [(*row, age) for row, age in zip(rows, ages, strict=True)]
     typer.echo(f"  roster of {len(roster.entries)}")
     from rich.padding import Padding
 

@@ -33,7 +33,8 @@ def a_run(
     sync: dict[str, Any], *, windows: tuple[int, ...] = (), **options: Any
 ) -> Exchange:
     wire = options.pop("wire", {"up": "fp32", "down": "fp32"})
-    run = run_of(sync={"sync_every": EVERY, **sync}, wire=wire, **options)
+    sync = {"sync_every": EVERY, "dynamic_local_updates": bool(windows), **sync}
+    run = run_of(sync=sync, wire=wire, **options)
     if not windows:
         return run
     return WindowRun(run, lambda _, round: windows[(round - 1) % len(windows)])

@@ -13,7 +13,6 @@ from hypothesis import settings as tests_of
 from hypothesis import strategies as st
 
 from atoll import RunSettings
-from atoll.errors import CorruptError
 from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
 from atoll.island.progress import FIRST_STEPS, TIMED_STEPS
@@ -31,7 +30,7 @@ def run_settings(**sync: Any) -> RunSettings:
     """Return settings under which an anchor is the mean of the islands' weights."""
     return RunSettings.from_dict(
         {
-            "sync": {"sync_every": EVERY, **sync},
+            "sync": {"sync_every": EVERY, "dynamic_local_updates": True, **sync},
             "wire": {"up": "fp32", "down": "fp32"},
             "outer": {"optimizer": "sgd", "lr": 1.0},
         }
@@ -153,7 +152,7 @@ def test_a_window_that_changes_in_flight_moves_no_step() -> None:
 
 
 @given(
-    every=st.integers(1, 12),
+    every=st.integers(2, 12),
     fragments=st.integers(1, 5),
     overlap=st.integers(0, 11),
     data=st.data(),
@@ -208,31 +207,32 @@ def test_no_inner_step_is_lost_or_counts_twice(
 def test_the_window_of_the_schedule_is_no_window() -> None:
     """Rosters that give all inner steps of the schedule change no bit."""
     islands = []
-    for window in (0, EVERY):
-        island, run = windowed(window, fragments=3, overlap_steps=3)
+    for window, is_dynamic in ((0, False), (0, True), (EVERY, True)):
+        island, run = windowed(
+            window, fragments=3, overlap_steps=3, dynamic_local_updates=is_dynamic
+        )
         island.train(4 * EVERY + 3)  # the outcome of the last seal is taken
         islands.append((island.host.digest, run.sealed))
 
-    assert islands[0] == islands[1]
+    assert islands[0] == islands[1] == islands[2]
 
 
-def test_a_window_beyond_the_schedule_is_refused() -> None:
-    """A roster is written elsewhere: its number is bounded before it is used."""
-    island, _ = windowed(EVERY + 1)
+@pytest.mark.parametrize("window", [EVERY + 1, 2**32 - 1])
+def test_nobody_makes_more_inner_steps_than_the_schedule(window: int) -> None:
+    """A roster and a join reply are written elsewhere: their numbers are bounded."""
+    island, run = windowed(window, first=window)
+    island.train(2 * EVERY)
 
-    with pytest.raises(
-        CorruptError, match=r"Round 1 of fragment 0 gives .* of 11 inner"
-    ):
-        island.train(EVERY)
+    assert run.sealed_after() == [EVERY, 2 * EVERY]
+    assert island.host.run_steps == 2 * EVERY
 
 
-def test_a_join_reply_beyond_the_schedule_is_refused() -> None:
-    """The island is no member of a run whose reply makes no sense."""
-    run = WindowRun(MemoryRun(run_settings()), first=EVERY + 1)
+def test_a_run_without_the_setting_has_no_windows() -> None:
+    """Whoever writes windows into its rosters changes nothing."""
+    island, run = windowed(4, dynamic_local_updates=False)
+    island.train(2 * EVERY)
 
-    with pytest.raises(CorruptError, match=r"join reply gives .* window of 11 inner"):
-        Trainer(run)
-    assert not Trainer(WindowRun(run)).host.has_left
+    assert run.sealed_after() == [EVERY, 2 * EVERY]
 
 
 def test_the_pace_is_the_median_of_the_last_inner_steps() -> None:

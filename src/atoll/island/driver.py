@@ -18,7 +18,13 @@ from atoll.errors import AtollWarning, OutcomeLost, Refused, RunEnded, UsageErro
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.base import IslandMemory
 from atoll.island.fragment import IslandFragment, UpdateInFlight, adopt_mode
-from atoll.island.progress import IslandCounters, RunClock, StepTimer, WorkLedger
+from atoll.island.progress import (
+    IslandCounters,
+    RunClock,
+    StepTimer,
+    WorkLedger,
+    window_of,
+)
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted, SavedIsland
 from atoll.island.snapshot import can_save_exactly, save_island
 from atoll.island.sync_worker import (
@@ -214,7 +220,7 @@ class Driver:
             )
         self._adopt(slot, sealed, arrival)
         if arrival.window is not None:
-            self._window = arrival.window or self.stride.sync_every
+            self._window = window_of(arrival.window, self._joined.settings.sync)
         position = self._exchange.heartbeat(self._beat())
         self.position = arrival.position or position
         syncs = self.clock.syncs + 1
@@ -387,8 +393,8 @@ def begin(
 
 def begin_stride(joined: protocol.JoinReply, step: int) -> Stride:
     """Return the stride of an island that joins at a schedule step."""
-    sync_every = joined.settings.sync.sync_every
-    return Stride(joined.window or sync_every, sync_every, since=step)
+    sync = joined.settings.sync
+    return Stride(window_of(joined.window, sync), sync.sync_every, since=step)
 
 
 def _position_of(

@@ -10,7 +10,7 @@ from atoll.errors import FoundingLost, NonFinite, Unreachable, UsageError
 from atoll.exchange import Exchange, Frame
 from atoll.island.base import IslandMemory
 from atoll.island.fragment import IslandFragment
-from atoll.island.progress import IslandCounters, require_window
+from atoll.island.progress import IslandCounters
 from atoll.island.resume import EnteredIsland, ResumeReport, resume
 from atoll.island.resume import fetch_state as fetch_state
 from atoll.island.saved_state import SavedIsland
@@ -68,7 +68,6 @@ def _enter(
     joined: JoinReply,
     saved: ResumeSource | None,
 ) -> EnteredIsland:
-    require_window(joined.window, joined.settings, source="The run's join reply")
     layout = lay_out(request.model, joined.settings)
     memory.lay_out(layout, joined.settings)
     if saved is not None and not joined.is_founder:

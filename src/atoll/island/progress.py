@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, SupportsFloat
 
 from atoll import __version__
-from atoll.errors import AtollWarning, CorruptError, UsageError
+from atoll.errors import AtollWarning, UsageError
 from atoll.island.fragment import IslandFragment, UpdateInFlight
 from atoll.island.saved_state import AppliedOutcome
 from atoll.protocol import JoinReply, Position, Stats, WorkDecision
 from atoll.protocol.island import CARRIED_ROUNDS
-from atoll.settings import RunSettings
+from atoll.settings import SyncSection
 from atoll.wire import Verdict, blake3_digest
 
 Number = float | int
@@ -192,18 +192,12 @@ class StepTimer:
             self.median_s = median_s if median_s > 0.0 else None
 
 
-def require_window(window: int, settings: RunSettings, *, source: str) -> None:
-    """Return if an island of the run can have this window; 0 stands for the longest.
+def window_of(window: int, sync: SyncSection) -> int:
+    """Return the inner steps per window that a number of the run stands for.
 
-    Raises:
-        CorruptError: it is longer than the schedule's.
+    0 stands for those of the schedule, and nobody makes more.
     """
-    if not 0 <= window <= settings.sync.sync_every:
-        raise CorruptError(
-            f"{source} gives this island a window of {window} inner steps, and the "
-            f"longest is sync.sync_every={settings.sync.sync_every}. Restart the "
-            "coordinator or the island that wrote it with the same Atoll as this one."
-        )
+    return min(window or sync.sync_every, sync.sync_every)
 
 
 log = logging.getLogger("atoll")

@@ -26,7 +26,7 @@ from atoll.island.base import IslandMemory
 from atoll.island.entry import fetch_state, state_frame
 from atoll.island.fragment import IslandFragment, SealTerms, UpdateInFlight
 from atoll.island.identity import update_seed
-from atoll.island.progress import IslandCounters, require_window
+from atoll.island.progress import IslandCounters
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted
 from atoll.protocol.island import FragmentSync
 from atoll.runtime import Runtime, Worker
@@ -401,14 +401,16 @@ class SyncWorker:
             )
 
     def _window_in(self, outcomes: list[Outcome]) -> int | None:
-        """Return the window in the last roster that lists the island, if one does."""
+        """Return the window in the last roster that lists the island, if one does.
+
+        None without dynamic local updates.
+        """
+        if not self._joined.settings.sync.dynamic_local_updates:
+            return None
         for outcome in reversed(outcomes):
-            header = outcome.agreed.header
-            assert header.roster is not None
-            entry = header.roster.entry(self._joined.island)
-            if entry is not None:
-                source = f"Round {header.round} of fragment {header.fragment}"
-                require_window(entry.window, self._joined.settings, source=source)
+            roster = outcome.agreed.header.roster
+            assert roster is not None
+            if (entry := roster.entry(self._joined.island)) is not None:
                 return entry.window
         return None
 

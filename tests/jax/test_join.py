@@ -57,8 +57,9 @@ def test_two_islands_take_the_mean() -> None:
 
 def test_an_island_with_a_shorter_window_makes_fewer_inner_steps() -> None:
     """Rosters give the south 2 of 4 inner steps: both synchronise in one rhythm."""
-    tables = {"run": {"end_rounds": 2}, "sync": {"dynamic_local_updates": True}}
-    run = run_of(2, every=4, **tables)
+    run = run_of(
+        2, every=4, run={"end_rounds": 2}, sync={"dynamic_local_updates": True}
+    )
 
     def live(name: str, steps: int) -> tuple[list[float], str, int]:
         windows = WindowRun(run, lambda island, _: 2 if island == "south" else 0)

@@ -195,7 +195,7 @@ class StepTimer:
 def window_of(window: int, sync: SyncSection) -> int:
     """Return the inner steps per window that a number of the run stands for.
 
-    0 stands for those of the schedule, and nobody makes more.
+    0 stands for those of the schedule, and no island makes more.
     """
     return min(window or sync.sync_every, sync.sync_every)
 

@@ -115,6 +115,14 @@ def test_a_deadline_scales_with_the_pace(arrived: list[float]) -> None:
     assert deadline_s(longer, patience=3.0, lower_s=1e-9, upper_s=1e9) == 64.0 * short
 
 
+def test_arrivals_of_a_longer_window_are_later_and_stay_finite() -> None:
+    """Four times the inner steps take four times as long, at most some thirty years."""
+    arrivals = Arrivals((1.0, 2.0)).slower(4.0)
+    assert arrivals.seconds == (4.0, 8.0)
+
+    assert arrivals.slower(1e300).slower(1e300).seconds == (1e9, 1e9)
+
+
 @given(st.lists(seconds, min_size=MIN_ARRIVALS, max_size=LAST), st.floats(0.0, 10.0))
 def test_more_patience_never_makes_an_island_late_sooner(
     arrived: list[float], patience: float

@@ -126,6 +126,44 @@ def test_an_island_whose_pace_is_unknown_keeps_its_window() -> None:
     assert close(table, "b", "a").windows == {"a": 0, "b": 25}
 
 
+def deadline_s(table: Desk, name: str) -> float:
+    """Return how long after its opening the round waits for an island."""
+    [round], state = table.state.rounds, table.state
+    return round.late_at_s(name, state.members, state.settings) - round.opened_s
+
+
+def test_a_window_that_grows_moves_the_learned_deadline_with_it() -> None:
+    """Else the island would be late in the first round of its longer window."""
+    table = desk("a", "b")
+    report(table, a=0.1, b=0.4)
+    close(table, "a", "b")
+    for _ in range(5):  # each in the window of 25 that the first roster gave it
+        table.now_s += 1.0
+        close(table, "a", "b")
+    # Arrivals 0, 1, 1, 1, 1, 1: median 1, spread at least 0.05, patience 3.
+    assert deadline_s(table, "b") == pytest.approx(1.15)
+    report(table, a=0.1, b=0.2)
+    table.now_s += 1.0
+    assert close(table, "a", "b").windows == {"a": 0, "b": 50}
+
+    assert deadline_s(table, "b") == pytest.approx(2.3)
+    assert deadline_s(table, "a") == pytest.approx(1.15)
+
+
+def test_a_window_that_shrinks_leaves_the_learned_deadline() -> None:
+    """An island that is early is waited for long enough, and its arrivals teach it."""
+    table = desk("a", "b")
+    report(table, a=0.1, b=0.1)
+    for _ in range(6):
+        table.now_s += 1.0
+        close(table, "a", "b")
+    report(table, a=0.1, b=0.4)
+    table.now_s += 1.0
+    assert close(table, "a", "b").windows == {"a": 0, "b": 25}
+
+    assert deadline_s(table, "b") == pytest.approx(1.15)
+
+
 def test_a_late_and_a_refused_island_get_a_window_too() -> None:
     """Only a roster sets a window, so it must list whoever the round waited for."""
     table = desk("a", "b", "c", quorum=2)

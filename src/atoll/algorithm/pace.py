@@ -26,6 +26,9 @@ MIN_ARRIVALS = 5
 LAST = 21
 """Arrivals that are remembered: a change of pace is learned within half of them."""
 
+LONGEST_S = 1e9
+"""Beyond any deadline: arrivals that are scaled again and again stay finite."""
+
 NORMAL_SPREAD = 1.4826
 """Standard deviations per median deviation, if arrivals are normally distributed."""
 
@@ -59,6 +62,11 @@ class Arrivals:
         if not 0.0 <= arrival_s < math.inf:
             raise UsageError(f"arrival_s={arrival_s} must be finite and not negative.")
         return Arrivals((*self.seconds, arrival_s)[-LAST:])
+
+    def slower(self, factor: float) -> Arrivals:
+        """Return the arrivals of an island that takes `factor` times as long."""
+        seconds = [min(factor * arrival_s, LONGEST_S) for arrival_s in self.seconds]
+        return Arrivals(tuple(seconds))
 
 
 def deadline_s(

@@ -182,7 +182,27 @@ class CoordinatorState:
             for island, window in windows.items()
         }
         added = self.windows.adding(valid, fragment=fragment, round=round)
-        return changed(self, windows=added)
+        state = changed(self, windows=added)
+        for island in windows:
+            factor = state.window_of(island) / self.window_of(island)
+            state = state.with_slower(island, factor) if factor > 1.0 else state
+        return state
+
+    def with_slower(self, island: str, factor: float) -> CoordinatorState:
+        """Return the state after the window of an island has grown by a factor.
+
+        By its learned deadline it would be late. An island whose window has shrunk is
+        early until its arrivals have taught that.
+        """
+        member = self.members.known.get(island)
+        if member is None:
+            return self
+        arrivals = {
+            fragment: learned.slower(factor)
+            for fragment, learned in member.arrivals.items()
+        }
+        member = changed(member, arrivals=arrivals)
+        return changed(self, members=self.members.with_member(member))
 
     def window_of(self, island: str) -> int:
         """Return the inner steps per window of an island."""

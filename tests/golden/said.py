@@ -8,6 +8,7 @@ from dataclasses import asdict
 import numpy as np
 from blake3 import blake3
 
+from atoll.algorithm.merge import weighted
 from atoll.wire.codecs import codec
 from atoll.wire.frame import update_digest
 from atoll.wire.header import Header, OuterValues
@@ -29,6 +30,8 @@ def said(header: Header, body: Body) -> dict[str, object]:
         "progress": {**facts["progress"], "cursor": header.progress.cursor.hex()},
         "pieces": [piece.hex() for piece in header.pieces],
     }
+    if not header.gathered:
+        del facts["gathered"]
     if header.kind.is_update:
         facts["update_digest"] = update_digest(header).hex()
     if header.outer is not None:
@@ -58,12 +61,26 @@ def _entry(entry: RosterEntry) -> dict[str, object]:
 
 
 def _decoded(header: Header, body: Body) -> dict[str, object]:
+    if header.gathered:
+        return _gathered(header, body)
     values = np.empty(header.elements, dtype=np.float32)
     if header.elements:
         codec(header.codec).decode(body, values)
     if header.elements > LISTED_ELEMENTS:
         return {"decoded_blake3": blake3(values.tobytes()).hexdigest()}
     return {"decoded": words(values)}
+
+
+def _gathered(header: Header, body: Body) -> dict[str, object]:
+    """Return the decoded values of every update, one after another, and their mean."""
+    assert header.roster is not None
+    updates = [
+        np.empty(header.elements, dtype=np.float32) for _ in header.roster.counted
+    ]
+    for update, part in zip(updates, np.split(body, len(updates)), strict=True):
+        codec(header.codec).decode(part, update)
+    mean = weighted(updates, [entry.weight for entry in header.roster.counted])
+    return {"decoded": words(np.concatenate(updates)), "mean": words(mean)}
 
 
 def words(values: Floats) -> list[str]:

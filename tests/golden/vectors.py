@@ -206,6 +206,30 @@ def tails() -> tuple[Header, Body]:
     return with_body(replace(header, outer=outer, roster=roster), body), body
 
 
+def gathered() -> tuple[Header, Body]:
+    """Return an outcome with the bodies of three updates of unequal weights."""
+    header, _ = agreed()
+    vectors = [values(589), -values(589), values(589)[::-1].copy()]
+    bodies = [encoded("e3m0", vector)[0] for vector in vectors]
+    roster = Roster(
+        (
+            entry("Akureyri", Verdict.COUNTED),
+            entry("oslo", Verdict.LATE),
+            replace(entry("tokyo-1", Verdict.COUNTED), weight=2),
+            replace(entry("ålesund", Verdict.COUNTED), weight=2**64 - 1),
+        )
+    )
+    header = replace(
+        header,
+        codec="e3m0",
+        roster=roster,
+        gathered="mean",
+        body_bytes=0,
+        pieces=(),
+    )
+    return with_body(header, *bodies), np.concatenate(bodies)
+
+
 def state() -> tuple[Header, Body]:
     """Return a state with Adam's two moments, 77 elements each."""
     anchor, first = values(77), values(77)[::-1].copy()
@@ -240,5 +264,6 @@ VECTORS: dict[str, Callable[[], tuple[Header, Body]]] = {
     "agreed-three-verdicts": agreed,
     "agreed-void": void,
     "agreed-tails": tails,
+    "agreed-gather": gathered,
     "state-adam": state,
 }

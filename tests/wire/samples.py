@@ -53,6 +53,13 @@ def an_agreed(**changes: object) -> Header:
     return Header(**(values | changes))  # type: ignore[arg-type]
 
 
+def a_gathered(**changes: object) -> Header:
+    """Return an outcome with the bodies of two updates of five elements each."""
+    names = ("oslo", "tokyo-1")
+    roster = Roster(tuple(an_entry(island=name) for name in names))
+    return an_agreed(**({"gathered": "mean", "roster": roster} | changes))
+
+
 def a_state(**changes: object) -> Header:
     """Return a state of five elements and one moment, not sealed, with `changes`."""
     values: dict[str, object] = {
@@ -79,5 +86,6 @@ def an_entry(**changes: object) -> RosterEntry:
 
 
 def sealed(header: Header) -> Header:
-    """Return `header` sealed for a body of zero bytes."""
-    return with_body(header, body_of(header.codec, header.elements))
+    """Return `header` sealed for a body of zero bytes, or for each of several."""
+    body = body_of(header.codec, header.elements)
+    return with_body(header, *[body] * header.num_bodies)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import CorruptError, UsageError
 from atoll.wire.codecs import codec
-from atoll.wire.digests import PIECE_ELEMENTS
+from atoll.wire.digests import PIECE_ELEMENTS, piece_digests
 from atoll.wire.files import read_frame, read_header
 from atoll.wire.frame import (
     FIXED,
@@ -38,6 +38,7 @@ from atoll.wire.header import FrameKind, Header, OuterValues, TrainingProgress
 from atoll.wire.roster import Roster, Verdict, as_reason, reason_fault
 from tests.wire.samples import (
     NESTEROV,
+    a_gathered,
     a_state,
     an_agreed,
     an_entry,
@@ -234,6 +235,75 @@ def test_a_wrong_agreed_frame_cannot_be_built(
     """Each rule of an agreed frame names the value and the limit."""
     with pytest.raises(UsageError, match=message):
         an_agreed(**changes)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "e3m0", "topk-2bit"])
+@pytest.mark.parametrize("elements", [2**18 + 65, 2**19])
+def test_a_gathered_outcome_has_the_pieces_of_its_updates(
+    name: str, elements: int
+) -> None:
+    """Each body has its own pieces, and a damaged one is found in its place."""
+    values = np.arange(elements, dtype=np.float32)
+    bodies = []
+    for factor in (1, 2) if name != "fp32" else (1,):
+        body = body_of(name, elements)
+        codec(name).encode(values * np.float32(factor), body)
+        bodies.append(body)
+    entries = [an_entry(island=f"i{number}") for number in range(len(bodies))]
+    header = with_body(
+        an_agreed(
+            codec=name,
+            elements=elements,
+            gathered="trimmed",
+            roster=Roster(tuple(entries)),
+        ),
+        *bodies,
+    )
+    whole = np.concatenate(bodies)
+    again = unpack(pack(header))
+
+    assert again == header
+    assert header.pieces == tuple(
+        piece for body in bodies for piece in piece_digests(codec(name), elements, body)
+    )
+    assert [
+        header.piece_range(0)[0],
+        header.piece_range(len(header.pieces) - 1)[1],
+    ] == [
+        0,
+        len(whole),
+    ]
+    verify_body(again, whole)
+    for index in range(len(header.pieces)):
+        start, end = header.piece_range(index)
+        verify_piece(header, index, whole[start:end])
+    whole[-1] ^= 1
+    with pytest.raises(CorruptError, match=f"piece {len(header.pieces) - 1} of the"):
+        verify_body(again, whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gathered": "sum"}, "gathered='sum' must be one of mean, radial, trimmed"),
+        ({"roster": None}, "gathered='mean' must be empty in the agreed frame: only"),
+        ({"roster": Roster(())}, "0 updates of 5 elements in bf16 must not be gath"),
+        ({"codec": "fp32"}, "2 updates of 5 elements in fp32 must not be gathered: "),
+        (
+            # 2^40 elements have 2^22 pieces each.
+            {"codec": "topk-2bit", "elements": 2**40},
+            "together they must take at most .*, and have at most 1048576 pieces",
+        ),
+        ({"body_bytes": 10}, "body_bytes=10, but 2 times 5 elements in bf16 must"),
+        ({"body_bytes": 20}, "0 pieces are listed, but 2 times 5 elements must have 2"),
+    ],
+)
+def test_a_wrong_gathered_outcome_cannot_be_built(
+    changes: dict[str, object], message: str
+) -> None:
+    """Each rule of gathered bodies names the values and the limits."""
+    with pytest.raises(UsageError, match=message):
+        a_gathered(**changes)
 
 
 @pytest.mark.parametrize(

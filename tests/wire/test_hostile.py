@@ -17,14 +17,15 @@ from atoll.errors import CorruptError
 from atoll.wire.codecs import codec
 from atoll.wire.files import read_frame
 from atoll.wire.frame import PREFIX_BYTES, header_length, pack, unpack
-from tests.wire.samples import a_state, an_agreed, an_update, sealed
+from tests.wire.samples import a_gathered, a_state, an_agreed, an_update, sealed
 
 GOLDEN = {
     path.stem: path.read_bytes()
     for path in sorted((Path(__file__).parents[1] / "golden").glob("*.atoll"))
 }
 SMALL = pack(sealed(an_update()))
-HEADERS = [SMALL, pack(sealed(an_agreed())), pack(sealed(a_state()))]
+GATHERED = pack(sealed(a_gathered()))
+HEADERS = [SMALL, pack(sealed(an_agreed())), pack(sealed(a_state())), GATHERED]
 
 
 def resign(data: bytes) -> bytes:
@@ -166,11 +167,12 @@ def test_a_mutated_body_decodes_or_is_refused(data: st.DataObject) -> None:
     ):
         hostile[at] = value
     out = np.empty(header.elements, dtype=np.float32)
-    try:
-        codec(header.codec).decode(hostile, out)
-    except CorruptError:
-        return
-    assert np.isfinite(out).all()
+    for part in np.split(hostile, header.num_bodies):
+        try:
+            codec(header.codec).decode(part, out)
+        except CorruptError:
+            return
+        assert np.isfinite(out).all()
 
 
 @pytest.mark.parametrize(
@@ -194,13 +196,14 @@ def test_a_mutated_body_decodes_or_is_refused(data: st.DataObject) -> None:
         (120, "B", 9, "optimizer 9 is unknown; known are 0 to 4"),
         (120, "B", 1, "an update must carry neither outer values nor a roster"),
         (121, "B", 255, "header_bytes=.*, but its parts take"),
-        (123, "B", 1, "reserved bytes 123 or 156 to 159 are not zero"),
+        (123, "B", 1, "gathered='mean' must be empty in the update frame: only an"),
+        (123, "B", 4, "gathered=4 is unknown; known are 0 to 3"),
         (128, "f", -0.0, "lr=-0.0, momentum=0.0, outer_steps=0, .* must be 0"),
         (136, "Q", 1, "outer_steps=1, .* must be 0 in a frame without outer"),
         (148, "f", 0.5, "share=0.5 and buffer=0 must be 0 in a frame without outer"),
         (152, "I", 3, "share=0.0 and buffer=3 must be 0 in a frame without outer"),
         (144, "I", 2**32 - 1, "header_bytes=.*, but its parts take"),
-        (159, "B", 1, "reserved bytes 123 or 156 to 159 are not zero"),
+        (159, "B", 1, "reserved bytes 156 to 159 are not zero"),
         (160, "B", 0xFF, "run is not UTF-8 at its byte 0"),
         (160, "B", 0x2F, "run='/agoon' must not contain '/'"),
         (160, "B", 0, r"run='\\x00agoon' contains '\\x00', which is not printable"),
@@ -211,6 +214,35 @@ def test_a_wrong_field_is_refused_by_name(
 ) -> None:
     """Each field, wrong under a digest that fits, is named with its value and limit."""
     data = bytearray(SMALL)
+    struct.pack_into("<" + form, data, at, value)
+    with pytest.raises(CorruptError, match=message):
+        unpack(resign(bytes(data)))
+
+
+# The bodies of two updates, of 5 elements in bf16 each: 20 bytes in 2 pieces. The
+# roster has 4 bytes, then an entry of 40 with a name of 4 and a digest of 32, so the
+# verdict of the first entry is at 166 + 4 + 32.
+@pytest.mark.parametrize(
+    ("at", "form", "value", "message"),
+    [
+        (123, "B", 0, "pieces=2, but 5 elements have 1"),
+        (123, "B", 4, "gathered=4 is unknown; known are 0 to 3"),
+        (202, "B", 2, "body_bytes=20, but 1 times 5 elements in bf16 must take 10"),
+        (16, "Q", 10, "body_bytes=10, but 2 times 5 elements in bf16 must take 20"),
+        (16, "Q", 2**40, "body_bytes=1099511627776, but 2 times 5 elements in bf16"),
+        (36, "I", 1, "header_bytes=.*, but its parts take"),
+        (24, "Q", 4, "body_bytes=20, but 2 times 4 elements in bf16 must take 16"),
+        (24, "Q", 0, "0 elements in bf16 must take 0|elements=0 with 2 counted"),
+        (24, "Q", 2**63, "body_bytes=20, but 2 times|must not be gathered"),
+        (7, "B", 1, "2 updates of 5 elements in fp32 must not be gathered: .* the 20 "),
+        (7, "B", 5, "2 updates of 5 elements in topk-2bit must not be gathered"),
+    ],
+)
+def test_a_wrong_field_of_a_gathered_outcome_is_refused_by_name(
+    at: int, form: str, value: object, message: str
+) -> None:
+    """Its sizes must be those of as many bodies as its roster counts, and no more."""
+    data = bytearray(GATHERED)
     struct.pack_into("<" + form, data, at, value)
     with pytest.raises(CorruptError, match=message):
         unpack(resign(bytes(data)))

@@ -31,7 +31,14 @@ from atoll.wire.frame import (
     verify_piece,
     with_body,
 )
-from atoll.wire.header import MOMENTS, FrameKind, Header, OuterValues, TrainingProgress
+from atoll.wire.header import (
+    MOMENTS,
+    FrameKind,
+    Header,
+    OuterValues,
+    TrainingProgress,
+    fits_gathered,
+)
 from atoll.wire.roster import (
     Roster,
     RosterEntry,
@@ -60,6 +67,7 @@ __all__ = [
     "blake3_digest",
     "codec",
     "codec_by_code",
+    "fits_gathered",
     "frame_bytes",
     "header_length",
     "pack",

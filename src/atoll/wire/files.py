@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import CorruptError
-from atoll.wire.codecs import codec
-from atoll.wire.digests import piece_range
 from atoll.wire.frame import (
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
@@ -46,9 +44,8 @@ def read_pieces(file: BinaryIO, header: Header) -> Iterator[bytes]:
     Raises CorruptError at the first piece that does not verify, or when bytes follow
     the last one.
     """
-    packing = codec(header.codec)
     for index in range(len(header.pieces)):
-        start, end = piece_range(packing, header.elements, index)
+        start, end = header.piece_range(index)
         piece = file.read(end - start)
         verify_piece(header, index, piece)
         yield piece

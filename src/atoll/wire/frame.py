@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import hmac
 import struct
+from itertools import chain
 from struct import Struct
 from typing import NamedTuple
 
@@ -47,10 +48,15 @@ from atoll.wire.digests import (
     blake3_digest,
     piece_count,
     piece_digests,
-    piece_range,
     view_of,
 )
-from atoll.wire.header import FrameKind, Header, OuterValues, TrainingProgress
+from atoll.wire.header import (
+    MERGES,
+    FrameKind,
+    Header,
+    OuterValues,
+    TrainingProgress,
+)
 from atoll.wire.roster import (
     FETCH_AGAIN,
     decode_text,
@@ -96,7 +102,7 @@ class FixedFields(NamedTuple):
     optimizer: int
     run_bytes: int
     island_bytes: int
-    reserved: int
+    gathered: int
     cursor_bytes: int
     refused_bytes: int
     lr: float
@@ -105,7 +111,7 @@ class FixedFields(NamedTuple):
     roster_bytes: int
     share: float
     buffer: int
-    reserved_too: int
+    reserved: int
 
 
 PREFIX = Struct("<4sHBBIIQ")
@@ -217,10 +223,17 @@ def frame_bytes(header: Header) -> int:
 
 
 def with_body(header: Header, *parts: Bytes | Floats) -> Header:
-    """Return `header` sealed for a body: its length and the digests of its pieces."""
+    """Return `header` sealed for a body: its length and the digests of its pieces.
+
+    Each of `parts` is one of the bodies if they are gathered, and else a part of one.
+    """
     packing = codec(header.codec)
-    pieces = piece_digests(packing, header.elements, *parts)
-    return header.sealed(body_bytes=packing.body_bytes(header.elements), pieces=pieces)
+    bodies = [[part] for part in parts] if header.gathered else [parts]
+    digests = (piece_digests(packing, header.elements, *body) for body in bodies)
+    return header.sealed(
+        body_bytes=header.num_bodies * packing.body_bytes(header.elements),
+        pieces=tuple(chain.from_iterable(digests)),
+    )
 
 
 def verify_piece(header: Header, index: int, piece: Bytes) -> None:
@@ -231,7 +244,7 @@ def verify_piece(header: Header, index: int, piece: Bytes) -> None:
             f"of pieces of the {header.name}."
         )
     view = view_of(piece)
-    start, end = piece_range(codec(header.codec), header.elements, index)
+    start, end = header.piece_range(index)
     if len(view) != end - start:
         raise CorruptError(
             f"piece {index} of the {header.name} has {len(view)} bytes instead of "
@@ -257,9 +270,8 @@ def verify_body(header: Header, body: Bytes) -> None:
             f"the body of the {header.name} has {len(view)} bytes instead of "
             f"{header.body_bytes}. {FETCH_AGAIN}"
         )
-    packing = codec(header.codec)
     for index in range(len(header.pieces)):
-        start, end = piece_range(packing, header.elements, index)
+        start, end = header.piece_range(index)
         _verify(header, index, view[start:end], start)
 
 
@@ -299,6 +311,8 @@ def _update_digest(header: Header) -> bytes:
 _KINDS = frozenset(FrameKind)
 _OPTIMIZER_CODE = {"nesterov": 1, "heavy_ball": 2, "sgd": 3, "adam": 4}
 _OPTIMIZER_OF = {code: name for name, code in _OPTIMIZER_CODE.items()}
+_MERGE_CODE = {"": 0} | {name: code for code, name in enumerate(MERGES, start=1)}
+_MERGE_OF = {code: name for name, code in _MERGE_CODE.items()}
 _OUTER = Struct("<ffQfI")
 _SAME_RELEASE = "Use the same release of Atoll as the run."
 
@@ -393,6 +407,7 @@ def unpack_fields(header_data: bytes) -> Header:
         refused=decode_text(refused, field="refused"),
         outer=_outer_values(fixed),
         roster=unpack_roster(roster) if roster else None,
+        gathered=_MERGE_OF[fixed.gathered],
         body_bytes=prefix.body_bytes,
         pieces=tuple(pieces),
     )
@@ -417,7 +432,7 @@ def _fixed_of(header: Header, parts: tuple[bytes, ...]) -> FixedFields:
         optimizer=_OPTIMIZER_CODE[outer.optimizer] if outer else 0,
         run_bytes=run_bytes,
         island_bytes=island_bytes,
-        reserved=0,
+        gathered=_MERGE_CODE[header.gathered],
         cursor_bytes=cursor_bytes,
         refused_bytes=refused_bytes,
         lr=outer.lr if outer else 0.0,
@@ -426,16 +441,20 @@ def _fixed_of(header: Header, parts: tuple[bytes, ...]) -> FixedFields:
         roster_bytes=roster_bytes,
         share=outer.share if outer else 0.0,
         buffer=outer.buffer if outer else 0,
-        reserved_too=0,
+        reserved=0,
     )
 
 
 def _judge_sizes(prefix: FramePrefix, fixed: FixedFields) -> None:
-    if fixed.reserved or fixed.reserved_too:
+    if fixed.reserved:
+        raise CorruptError(f"reserved bytes 156 to 159 are not zero. {FETCH_AGAIN}")
+    if fixed.gathered not in _MERGE_OF:
         raise CorruptError(
-            f"reserved bytes 123 or 156 to 159 are not zero. {FETCH_AGAIN}"
+            f"gathered={fixed.gathered} is unknown; known are 0 to {len(MERGES)}. "
+            f"{_SAME_RELEASE}"
         )
-    if fixed.pieces != piece_count(fixed.elements):
+    # How many bodies are gathered is in the roster, which `Header` compares with this.
+    if not fixed.gathered and fixed.pieces != piece_count(fixed.elements):
         raise CorruptError(
             f"pieces={fixed.pieces}, but {fixed.elements} elements have "
             f"{piece_count(fixed.elements)}. {FETCH_AGAIN}"

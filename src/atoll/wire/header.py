@@ -15,13 +15,20 @@ from enum import IntEnum
 
 from atoll.errors import UsageError
 from atoll.wire.codecs import codec
-from atoll.wire.digests import piece_count
+from atoll.wire.digests import piece_count, piece_range
 from atoll.wire.roster import DIGEST_BYTES, U64_MAX, Roster, name_fault, reason_fault
 
 MAX_CURSOR_BYTES = 4096
 MAX_FRAGMENT = 2**32 - 1
 MAX_BUFFER = 2**16
 BASE_BYTES = 16
+
+MERGES = ("mean", "radial", "trimmed")
+"""How the updates in a gathered body become the mean."""
+
+FP32_BYTES = 4
+MAX_GATHERED_PIECES = 2**20
+"""Of a gathered body: 32 MiB of digests, half of the largest header."""
 
 MOMENTS = {"nesterov": 1, "heavy_ball": 1, "sgd": 0, "adam": 2}
 """The outer optimizers a frame can name, and the moments in a state of each."""
@@ -146,6 +153,10 @@ class Header:
 
     outer: OuterValues | None = None
     roster: Roster | None = None
+    gathered: str = ""
+    """How the bodies of a gathered outcome become the mean: the counted updates' own,
+    one after another in roster order. Empty: there is one body, in `codec`."""
+
     body_bytes: int = 0
     pieces: tuple[bytes, ...] = ()
 
@@ -174,7 +185,22 @@ class Header:
         """Whether the body is known, or there is to be none."""
         if self.kind.is_update and not (self.elements or self.refused):
             return False
-        return len(self.pieces) == piece_count(self.elements)
+        return len(self.pieces) == self.num_bodies * piece_count(self.elements)
+
+    @property
+    def num_bodies(self) -> int:
+        """How many bodies of `elements` elements follow: several if it is gathered."""
+        if self.gathered and self.roster is not None:
+            return len(self.roster.counted)
+        return 1
+
+    def piece_range(self, index: int) -> tuple[int, int]:
+        """Return where piece `index` of the body starts and ends, in bytes."""
+        packing = codec(self.codec)
+        number, piece = divmod(index, max(1, piece_count(self.elements)))
+        start, end = piece_range(packing, self.elements, piece)
+        offset = number * packing.body_bytes(self.elements) if number else 0
+        return offset + start, offset + end
 
     @property
     def name(self) -> str:
@@ -196,7 +222,8 @@ _NO_PROGRESS = TrainingProgress()
 
 def _fault(header: Header) -> str | None:
     """Return the first rule that a header breaks, if any."""
-    fault = _text_fault(header) or _number_fault(header) or _body_fault(header)
+    fault = _text_fault(header) or _number_fault(header) or _gathered_fault(header)
+    fault = fault or _body_fault(header)
     if fault or header.kind.is_update:
         return fault or _update_fault(header)
     fault = _common_fault(header)
@@ -226,19 +253,53 @@ def _number_fault(header: Header) -> str | None:
     return None
 
 
+def fits_gathered(elements: int, *, codec_name: str, num_bodies: int) -> bool:
+    """Return whether updates may be gathered: not if their mean in fp32 is smaller."""
+    return (
+        num_bodies * codec(codec_name).body_bytes(elements) <= FP32_BYTES * elements
+        and num_bodies * piece_count(elements) <= MAX_GATHERED_PIECES
+    )
+
+
+def _gathered_fault(header: Header) -> str | None:
+    if not header.gathered:
+        return None
+    if header.gathered not in MERGES:
+        return f"gathered={header.gathered!r} must be one of {', '.join(MERGES)}"
+    if header.kind is not FrameKind.AGREED or header.roster is None:
+        return (
+            f"gathered={header.gathered!r} must be empty in the "
+            f"{header.kind.name.lower()} frame: only an outcome has several bodies"
+        )
+    num_bodies = header.num_bodies
+    if not num_bodies or not fits_gathered(
+        header.elements, codec_name=header.codec, num_bodies=num_bodies
+    ):
+        return (
+            f"{num_bodies} updates of {header.elements} elements in {header.codec} "
+            "must not be gathered: at least one is needed, and together they must "
+            f"take at most the {FP32_BYTES * header.elements} bytes of their mean in "
+            f"fp32, and have at most {MAX_GATHERED_PIECES} pieces"
+        )
+    return None
+
+
 def _body_fault(header: Header) -> str | None:
     if not header.pieces and not header.body_bytes:
         return None
-    needed = codec(header.codec).body_bytes(header.elements)
+    num_bodies = header.num_bodies
+    needed = num_bodies * codec(header.codec).body_bytes(header.elements)
+    bodies = f"{num_bodies} times " if header.gathered else ""
     if header.body_bytes != needed:
         return (
-            f"body_bytes={header.body_bytes}, but {header.elements} elements in "
-            f"{header.codec} must take {needed}"
+            f"body_bytes={header.body_bytes}, but {bodies}{header.elements} elements "
+            f"in {header.codec} must take {needed}"
         )
-    if len(header.pieces) != piece_count(header.elements):
+    pieces = num_bodies * piece_count(header.elements)
+    if len(header.pieces) != pieces:
         return (
-            f"{len(header.pieces)} pieces are listed, but {header.elements} elements "
-            f"must have {piece_count(header.elements)}"
+            f"{len(header.pieces)} pieces are listed, but {bodies}{header.elements} "
+            f"elements must have {pieces}"
         )
     if any([len(piece) != DIGEST_BYTES for piece in header.pieces]):
         return f"each piece digest must have {DIGEST_BYTES} bytes"

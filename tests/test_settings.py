@@ -386,7 +386,6 @@ def test_an_unknown_choice_names_the_nearest_one(
     ("key", "value"),
     [
         ("sync.mode", "async"),
-        ("wire.down", "gather"),
     ],
 )
 def test_a_capability_to_come_is_refused_by_name(key: str, value: object) -> None:

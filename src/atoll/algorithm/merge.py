@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ def weighted(values: Sequence[A], weights: Sequence[int]) -> A:
 
     sum_i fp32(w_i / W) x_i
     """
-    return _weighted([flush(value) for value in values], weights)
+    return weighted_sum([flush(value) for value in values], weights)
 
 
 def trimmed(values: Sequence[A]) -> A:
@@ -88,18 +89,50 @@ def radial(values: Sequence[Vector], weights: Sequence[int]) -> Vector:
     """
     flushed = [flush(value) for value in values]
     lengths = [norm(value) for value in flushed]
+    direction = mean_direction(flushed, lengths, weights)
+    radius = mean_radius(lengths, weights, unit_length=norm(direction))
+    if radius is None:
+        return weighted_sum(flushed, weights)
+    return stretched(direction, radius)
+
+
+@dataclass(frozen=True)
+class Radius:
+    """The lengths of a mean direction before and after it is stretched."""
+
+    unit_length: float
+    length: float
+
+
+def mean_direction(
+    flushed: Sequence[Vector], lengths: Sequence[float], weights: Sequence[int]
+) -> Vector:
+    """Return the weighted mean of the unit vectors, or any part of it."""
     units = [
         divide(value, length) if length else value
         for value, length in zip(flushed, lengths, strict=True)
     ]
-    direction = _weighted(units, weights)
-    unit_length = norm(direction)
+    return weighted_sum(units, weights)
+
+
+def mean_radius(
+    lengths: Sequence[float], weights: Sequence[int], *, unit_length: float
+) -> Radius | None:
+    """Return how a mean direction of some length is stretched.
+
+    None: the weighted mean takes its place.
+    """
     # Scalars use the same code, ten times as fast as vectors of one element.
     scalars: list[Any] = [np.float32(x) for x in lengths]
-    radius = float(weighted(scalars, weights))
-    if len(values) == 1 or unit_length < CANCELLED or math.isinf(radius):
-        return _weighted(flushed, weights)
-    return flush(divide(direction, unit_length) * radius)
+    length = float(weighted(scalars, weights))
+    if len(lengths) == 1 or unit_length < CANCELLED or math.isinf(length):
+        return None
+    return Radius(unit_length, length)
+
+
+def stretched(direction: Vector, radius: Radius) -> Vector:
+    """Return a mean direction, or any part of it, with the mean length."""
+    return flush(divide(direction, radius.unit_length) * radius.length)
 
 
 def norm(vector: Vector) -> float:
@@ -113,7 +146,11 @@ def norm(vector: Vector) -> float:
     np.square(vector.reshape(-1), out=squares[: vector.size], dtype=np.float64)
     # Reducing the first of two axes adds row after row; numpy sums pairwise, which
     # would be another order, only along the axis that is contiguous.
-    lanes = np.add.reduce(squares.reshape(rows, LANES), axis=0)
+    return norm_of(np.add.reduce(squares.reshape(rows, LANES), axis=0))
+
+
+def norm_of(lanes: NDArray[np.float64]) -> float:
+    """Return the norm whose squares were added up in lanes."""
     # Not `sum`, which adds pairwise: running sums go from the first to the last.
     return _round_length(math.sqrt(np.add.accumulate(lanes)[-1]))
 
@@ -142,7 +179,8 @@ def _mean(flushed: Sequence[A]) -> A:
     return total if len(flushed) == 1 else divide(total, float(len(flushed)))
 
 
-def _weighted(flushed: Sequence[A], weights: Sequence[int]) -> A:
+def weighted_sum(flushed: Sequence[A], weights: Sequence[int]) -> A:
+    """Return `weighted` of values that are flushed already."""
     pairs = list(zip(flushed, shares(weights), strict=True))
     if len(set(weights)) == 1:
         return _mean(flushed)

@@ -213,7 +213,7 @@ class Coordinator:
         try:
             kernels.warm(
                 up=settings.wire.up,
-                down=settings.wire.down,
+                down=settings.wire.mean_codec,
                 optimizer=settings.outer.optimizer,
                 is_async=settings.sync.is_async,
             )

@@ -29,14 +29,21 @@ from atoll.errors import AtollError, CorruptError, DiskError, OutcomeLost, Refus
 from atoll.exchange import Frame, Outcome
 from atoll.exchange.calls import JoinCall, RecoverCall
 from atoll.journal import Journal
-from atoll.journal.files import is_large
+from atoll.journal.files import Body, is_large
 from atoll.protocol import Heartbeat, HeldRound, Position
 from atoll.protocol.coordinator import advance
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.events import CloseRound, JoinRequested, Welcome
 from atoll.protocol.rounds import Round
 from atoll.trace import span
-from atoll.weights import BodyPool, FragmentLayout, FragmentState, Terms, agree
+from atoll.weights import (
+    BodyPool,
+    FragmentLayout,
+    FragmentState,
+    Terms,
+    agree,
+    gather,
+)
 from atoll.wire import FrameKind, Header, blake3_digest, update_digest
 from atoll.wire.frame import is_same_receipt, outcome_receipt, state_receipt
 
@@ -60,7 +67,8 @@ class PendingOutcome:
     """An outcome whose outer step is taken, and whose record is not durable yet."""
 
     close: CloseRound
-    agreed: Frame
+    header: Header
+    body: Body
 
 
 class Committer:
@@ -109,38 +117,46 @@ class Committer:
         """Return the outcome of a closing round, and take its outer step."""
         weights = self._weights[close.fragment]
         reduced = self.collective_outcomes.pop(close.fragment, None)
+        updates = {} if reduced else self._updates(close)
         with span("reduce"):
-            agreed = reduced or self._reduced(
-                close, layout, terms, run=run, after_block=after_block
+            mean = reduced or self._reduced(
+                close, layout, terms, updates, run=run, after_block=after_block
             )
-        header, body = agreed.header, agreed.body
-        if is_large(header):
-            with self.run_concurrently(lambda: self._prepare(agreed)), span("apply"):
-                weights.apply(header, body, threads=self.threads)
+        # The step is taken on the mean, whichever of the two is sent and journalled.
+        gathered = None if reduced else gather(mean.header, terms, updates)
+        pending = PendingOutcome(close, *(gathered or (mean.header, mean.body)))
+        if is_large(pending.header):
+            with self.run_concurrently(lambda: self._prepare(pending)), span("apply"):
+                weights.apply(mean.header, mean.body, threads=self.threads)
         else:  # `commit` appends it to other bodies, which is fast
             with span("apply"):
-                weights.apply(header, body, threads=self.threads)
-        return PendingOutcome(close, agreed)
+                weights.apply(mean.header, mean.body, threads=self.threads)
+        return pending
+
+    def _updates(self, close: CloseRound) -> dict[str, tuple[Header, np.ndarray]]:
+        """Return the staged updates of a closing round, by their islands."""
+        frames = (
+            self._spool[close.fragment, close.round, header.island]
+            for header in close.staged
+        )
+        return {frame.header.island: (frame.header, frame.body) for frame in frames}
 
     def _reduced(
         self,
         close: CloseRound,
         layout: FragmentLayout,
         terms: Terms,
+        updates: Mapping[str, tuple[Header, np.ndarray]],
         *,
         run: str,
         after_block: Callable[[], None] | None,
     ) -> Frame:
-        """Return the agreed frame of the staged updates."""
-        frames = {
-            header.island: self._spool[close.fragment, close.round, header.island]
-            for header in close.staged
-        }
+        """Return the frame with the mean of the staged updates."""
         header, body = agree(
             layout,
             terms,
             close.roster,
-            {name: (frame.header, frame.body) for name, frame in frames.items()},
+            updates,
             run=run,
             fragment=close.fragment,
             round=close.round,
@@ -160,12 +176,12 @@ class Committer:
         Raises:
             DiskError: the outcome is still pending, and must not be sent.
         """
-        fragment, header = pending.close.fragment, pending.agreed.header
+        fragment, header = pending.close.fragment, pending.header
         self._pending[fragment] = pending
         with span("journal"):
             self._journal.commit(
                 header,
-                pending.agreed.body,
+                pending.body,
                 digest_after=self._weights[fragment].digest,
                 epoch=pending.close.epoch,
             )
@@ -217,10 +233,10 @@ class Committer:
             self._uncompacted.discard(fragment)
         return damage
 
-    def _prepare(self, agreed: Frame) -> None:
+    def _prepare(self, pending: PendingOutcome) -> None:
         # `commit` gets the same error, and is retried
         with suppress(DiskError), span("journal"):
-            self._journal.prepare(agreed.header, agreed.body)
+            self._journal.prepare(pending.header, pending.body)
 
     def _forget(self, fragment: int, round: int) -> None:
         """Drop the updates of a round that is over."""

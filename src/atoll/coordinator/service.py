@@ -578,7 +578,7 @@ class Service:
             self.failing(str(exc))
             return
         self.failing("")
-        fragment, roster = pending.close.fragment, pending.agreed.header.roster
+        fragment, roster = pending.close.fragment, pending.header.roster
         assert roster is not None
         digest, outer = self.weights[fragment].digest, self.outer_of(fragment)
         self._advance(events.Committed(fragment, roster, digest, outer), now_s)

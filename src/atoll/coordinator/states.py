@@ -23,7 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from atoll.coordinator.spool import ReadInto, Spool, SpooledState, nameless, write_all
-from atoll.coordinator.submissions import header_bytes, reserve_bytes, states_bytes
+from atoll.coordinator.submissions import (
+    header_bytes,
+    outcome_header_bytes,
+    reserve_bytes,
+    states_bytes,
+)
 from atoll.coordinator.threads import ThreadedService
 from atoll.disk import (
     DiskSpace,
@@ -37,7 +42,7 @@ from atoll.exchange.calls import FoundCall, RecoverCall
 from atoll.protocol import ModelSpec
 from atoll.protocol.coordinator_state import require_fragment
 from atoll.settings import RunSettings
-from atoll.weights import FragmentState, Layout, lay_out
+from atoll.weights import FragmentState, Layout, lay_out, terms_of
 from atoll.wire import pack
 from atoll.wire.digests import view_of
 from atoll.wire.frame import DIGEST_BYTES
@@ -200,8 +205,10 @@ class StateUploads:
         sender = head.island, head.incarnation
         layout, fragment = self._layout(*sender), head.fragment
         require_fragment(fragment, len(layout))
+        settings = self._threaded_service.look()[0].settings
+        terms = terms_of(layout[fragment], settings)
+        max_bytes = ROSTER_BYTES + outcome_header_bytes(layout[fragment], terms)
         with try_lock(self._recovering[fragment], f"recovery of fragment {fragment}"):
-            max_bytes = ROSTER_BYTES + header_bytes(layout[fragment].elements)
             outcomes, header = incoming.recovery_headers(max_bytes=max_bytes)
             call = recover_call(head, Frame(header, EMPTY), outcomes)
             incoming.expect(header)

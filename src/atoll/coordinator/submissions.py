@@ -41,6 +41,7 @@ from atoll.weights import (
 from atoll.weights.verify import exceeds_largest, require_terms
 from atoll.wire import MOMENTS, FrameKind, Header, codec, piece_count, verify_body
 from atoll.wire.frame import voucher
+from atoll.wire.header import MAX_GATHERED_PIECES
 
 HEADER_BYTES, PIECE_BYTES = 8192, 32
 """Largest size of a frame's header without pieces and roster, and of a piece's
@@ -59,17 +60,31 @@ def header_bytes(elements: int) -> int:
     return HEADER_BYTES + PIECE_BYTES * piece_count(most_vectors * elements)
 
 
+def outcome_header_bytes(fragment: FragmentLayout, terms: Terms) -> int:
+    """Return the largest header of an outcome or a state, without a roster.
+
+    The updates in a gathered outcome take at most the bytes of their mean in fp32.
+    """
+    elements = fragment.elements
+    if not terms.gathers:
+        return header_bytes(elements)
+    bodies = terms.down.body_bytes(elements) // terms.up.body_bytes(elements)
+    pieces = min(bodies * piece_count(elements), MAX_GATHERED_PIECES)
+    return max(header_bytes(elements), HEADER_BYTES + PIECE_BYTES * pieces)
+
+
 def reserve_bytes(layout: Layout, settings: RunSettings) -> int:
     """Return the disk space that the next commits and compactions need.
 
     Of every fragment two rounds may be complete, the open one and that of departing
     islands after it; and compaction writes a state before it removes an older one.
     """
+    terms = [terms_of(fragment, settings) for fragment in layout]
     means = sum(
-        terms_of(fragment, settings).down.body_bytes(fragment.elements)
-        for fragment in layout
+        its.down.body_bytes(fragment.elements)
+        for fragment, its in zip(layout, terms, strict=True)
     )
-    heads = sum(header_bytes(fragment.elements) for fragment in layout)
+    heads = sum(map(outcome_header_bytes, layout, terms))
     return 2 * means + states_bytes(layout, settings) + 3 * heads
 
 

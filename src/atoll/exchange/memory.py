@@ -294,11 +294,12 @@ class MemoryFragment:
         self, close: events.CloseRound, updates: Mapping[str, Frame]
     ) -> events.Committed:
         """Reduce the updates of a closing round, and take the outer step."""
+        framed = {name: (frame.header, frame.body) for name, frame in updates.items()}
         header, body = weights.agree(
             self.layout,
             self.terms,
             close.roster,
-            {name: (frame.header, frame.body) for name, frame in updates.items()},
+            framed,
             run=self.run,
             fragment=self.index,
             round=close.round,
@@ -307,6 +308,8 @@ class MemoryFragment:
             outer=close.outer,
         )
         self.state.apply(header, body)
+        if (gathered := weights.gather(header, self.terms, framed)) is not None:
+            header, body = gathered[0], np.concatenate(gathered[1])
         self.outcomes[close.round] = Frame(header, body)
         old = self.outcomes.get(close.round - KEPT_BODIES)
         if old is not None:

@@ -117,7 +117,7 @@ class WholeMemory:
         slot.layout.load(slot.state.anchor, sealed.base)
 
     def apply(self, slot: IslandFragment, agreed: Frame) -> None:
-        slot.state.apply(agreed.header, agreed.body)
+        slot.state.apply(agreed.header, agreed.body, layout=slot.layout)
 
     def replace(self, slot: IslandFragment, state: FragmentState) -> None:
         slot.state = state
@@ -290,7 +290,7 @@ def load_kernels(settings: RunSettings) -> None:
     """
     kernels.warm(
         up=settings.wire.up,
-        down=settings.wire.down,
+        down=settings.wire.mean_codec,
         optimizer=settings.outer.optimizer,
         is_async=settings.sync.is_async,
     )

@@ -68,7 +68,7 @@ class Law:
     def __init__(self, settings: RunSettings) -> None:
         _require_available(settings)
         self.up = codec(settings.wire.up, key="wire.up")
-        self.down = codec(settings.wire.down, key="wire.down")
+        self.down = codec(settings.wire.mean_codec, key="wire.down")
         self.feeds_back = settings.wire.error_feedback
         self.decay = settings.wire.error_feedback_decay
         self.outer = settings.outer

@@ -50,13 +50,16 @@ from atoll.journal.records import (
     BodyLocation,
 )
 from atoll.journal.replay import RecordedFragment, Update
-from atoll.weights import FragmentState
+from atoll.weights import FragmentLayout, FragmentState
 from atoll.wire.digests import view_of
 from atoll.wire.frame import KEY_BYTES
 
 U8 = NDArray[np.uint8]
 Framed = tuple[wire.Header, U8]
 """A header and the body it describes."""
+
+Body = U8 | Sequence[U8]
+"""A body, or its parts: the updates of a gathered outcome stay where they are."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,7 @@ class StoredBody:
 
     def piece(self, index: int) -> bytes:
         """Return one piece of the body, verified."""
-        start, end = wire.piece_range(
-            wire.codec(self.header.codec), self.header.elements, index
-        )
+        start, end = self.header.piece_range(index)
         data = read_part(self.disk, self.name, self.first + start, end - start)
         try:
             wire.verify_piece(self.header, index, data)
@@ -126,12 +127,12 @@ class Drafts:
         self._disk = disk
         self._names: set[str] = set()
 
-    def write(self, name: str, header: wire.Header, body: U8) -> None:
+    def write(self, name: str, header: wire.Header, body: Body) -> None:
         """Make a file of a frame, complete and durable; an unnamed one gives way."""
         if name in self._names:
             self._disk.remove(name)
         self._names.add(name)
-        self._disk.write_new(name, [wire.pack(header), view_of(body)])
+        self._disk.write_new(name, [wire.pack(header), *views_of(body)])
 
     def give_way(self, name: str) -> None:
         """Let `write` replace an existing file that no record names."""
@@ -140,6 +141,12 @@ class Drafts:
     def keep(self, name: str) -> None:
         """Note that a durable record names the file."""
         self._names.discard(name)
+
+
+def views_of(body: Body) -> list[memoryview]:
+    """Return the bytes of a body, or of its parts, without copying them."""
+    parts = [body] if isinstance(body, np.ndarray) else body
+    return [view_of(part) for part in parts]
 
 
 def read_part(disk: Disk, name: str, first: int, size: int) -> bytes:
@@ -216,7 +223,7 @@ class BodyFiles:
             self._shared, self._size = self._begin_shared(), 0
 
     def keep(
-        self, header: wire.Header, body: U8
+        self, header: wire.Header, body: Body
     ) -> tuple[BodyLocation | None, str | None]:
         """Make a body durable; return its place, and the draft to keep if it has one.
 
@@ -271,14 +278,14 @@ class BodyFiles:
         if not self._next and (self._size or 0) >= SHARED_BYTES:
             self._next = self._begin_shared()
 
-    def _share(self, body: U8) -> BodyLocation:
+    def _share(self, body: Body) -> BodyLocation:
         if self._next:
             self._shared, self._next, self._size = self._next, 0, 0
         self.prepare()
         name = _shared_name(self._shared)
         first = self._measure(name) if self._size is None else self._size
         self._size = None
-        data = view_of(body)
+        data = b"".join(views_of(body))
         self._disk.append(name, data)
         self._disk.sync(name)
         self._size = first + len(data)
@@ -356,16 +363,21 @@ def begin(stored: StoredBody) -> FragmentState:
 
 
 def rebuild(
-    state: FragmentState, header: wire.Header, means: Sequence[tuple[StoredBody, bytes]]
+    state: FragmentState,
+    header: wire.Header,
+    means: Sequence[tuple[StoredBody, bytes]],
+    layout: FragmentLayout | None = None,
 ) -> None:
     """Apply means to a state, and compare each result with the digest beside it.
+
+    Only gathered radial means need `layout`.
 
     Raises:
         CorruptError: bytes do not verify, or a digest differs; the state is spoilt.
     """
     require_same_optimizer(header, (mean.header for mean, _ in means))
     for mean, digest in means:
-        state.apply(mean.header, mean.read())
+        state.apply(mean.header, mean.read(), layout=layout)
         require_digest(mean.header, state.digest, digest)
 
 

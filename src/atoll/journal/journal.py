@@ -34,6 +34,7 @@ from atoll.journal.files import (
     SHARED,
     STATES,
     U8,
+    Body,
     BodyFiles,
     DepartingFiles,
     Drafts,
@@ -47,6 +48,7 @@ from atoll.journal.files import (
     require_not_founded,
     state_name,
     stored_frame,
+    views_of,
 )
 from atoll.journal.files import NAME as RECEIPT_KEY
 from atoll.journal.log import FOLDER as LOG
@@ -304,7 +306,7 @@ class Journal:
         self.recorded.require(record)
         self._record(record, *[draft for _, draft in stored if draft])
 
-    def prepare(self, agreed: Header, body: U8) -> None:
+    def prepare(self, agreed: Header, body: Body) -> None:
         """Make the body of an outcome durable, ahead of its `commit`.
 
         May run beside all calls but `commit`, in one thread at a time. A small body
@@ -317,7 +319,7 @@ class Journal:
             self._prepared = (agreed, *self._bodies.keep(agreed, body))
 
     def commit(
-        self, agreed: Header, body: U8, *, digest_after: bytes, epoch: int
+        self, agreed: Header, body: Body, *, digest_after: bytes, epoch: int
     ) -> None:
         """Make the outcome of a round durable: it counts when this returns.
 
@@ -496,7 +498,7 @@ class Journal:
             with suppress(DiskError):
                 self._departing.collect(fragment, recorded.round)
 
-    def _require_frame(self, header: Header, body: U8, kind: FrameKind) -> None:
+    def _require_frame(self, header: Header, body: Body, kind: FrameKind) -> None:
         created = self.recorded.created
         assert created is not None
         if header.kind is not kind or header.run != created.run:
@@ -504,9 +506,10 @@ class Journal:
                 f"The {header.name} of run {header.run!r} does not belong here: the "
                 f"journal of run {created.run!r} takes its {kind.name.lower()} frame."
             )
-        if len(body) != header.body_bytes:
+        size = sum(map(len, views_of(body)))
+        if size != header.body_bytes:
             raise UsageError(
-                f"A body of {len(body)} bytes is not that of the {header.name}, which "
+                f"A body of {size} bytes is not that of the {header.name}, which "
                 f"has {header.body_bytes}."
             )
 

@@ -36,8 +36,10 @@ from atoll.journal.replay import (
     RecordedFragment,
     RecordedRun,
 )
-from atoll.weights import FragmentState
+from atoll.settings import RunSettings
+from atoll.weights import FragmentLayout, FragmentState, lay_out
 from atoll.weights.layout import F32, blocks
+from atoll.weights.reduce import gathered_reader
 from atoll.wire.digests import view_of
 
 
@@ -45,14 +47,18 @@ class Compaction:
     """The state after `means`, to be written with little memory.
 
     `digest` is the recorded digest. Both arguments' bytes are verified as they are
-    read.
+    read. Only gathered radial means need `layout`.
     """
 
     def __init__(
-        self, state: files.StoredBody, means: Sequence[files.StoredBody], digest: bytes
+        self,
+        state: files.StoredBody,
+        means: Sequence[files.StoredBody],
+        digest: bytes,
+        layout: FragmentLayout | None = None,
     ) -> None:
         files.require_same_optimizer(state.header, (mean.header for mean in means))
-        self._state, self._means, self._digest = state, means, digest
+        self._state, self._digest = state, digest
         self._vectors = 1 + wire.MOMENTS[_outer(state.header).optimizer]
         self._elements = state.header.elements // self._vectors
         self._readers = [_Floats(state) for _ in range(self._vectors)]
@@ -63,6 +69,7 @@ class Compaction:
                     f"the {mean.header.name} has {mean.header.elements} elements, and "
                     f"the fragment {self._elements}."
                 )
+        self._means = [_StoredMean(mean, layout) for mean in means]
 
     def parts(self) -> Iterator[bytes | memoryview]:
         """Yield the bytes of the new state frame, in order.
@@ -140,11 +147,57 @@ class Compaction:
             anchor, moments, round=header.round, count=_outer(header).count
         )
         for mean in self._means:
-            agreed = _part(mean.header, index, piece.digest)
-            body = mean.piece(index) if agreed.elements else b""
-            # Kernels are compiled for memory that can be written to.
-            piece.apply(agreed, np.frombuffer(bytearray(body), np.uint8))
+            piece.apply(*mean.part(index, piece.digest))
         return piece
+
+
+class _StoredMean:
+    """An outcome whose pieces are applied like separate small outcomes."""
+
+    def __init__(self, stored: files.StoredBody, layout: FragmentLayout | None) -> None:
+        self.header, self._stored = stored.header, stored
+        self._write_mean = None
+        if self.header.num_bodies > 1:
+            assert self.header.roster is not None
+            counted = self.header.roster.counted
+            updates = [
+                _StoredUpdate(stored, number, entry.weight)
+                for number, entry in enumerate(counted)
+            ]
+            self._write_mean = gathered_reader(self.header, updates, layout)
+
+    def part(self, index: int, base: bytes) -> tuple[wire.Header, np.ndarray]:
+        """Return the frame of one piece, for a piece of a state with digest `base`."""
+        agreed = self.header
+        if not agreed.elements:
+            return replace(agreed, base=base), np.empty(0, np.uint8)
+        if self._write_mean is None:
+            # Kernels are compiled for memory that can be written to.
+            body = np.frombuffer(bytearray(self._stored.piece(index)), np.uint8)
+            return _part(agreed, index, base, codec_name=agreed.codec), body
+        mean = np.empty(wire.piece_elements(agreed.elements, index), np.float32)
+        self._write_mean(index * wire.PIECE_ELEMENTS, mean)
+        header = _part(agreed, index, base, codec_name="fp32")
+        return header, mean.view(np.uint8)
+
+
+class _StoredUpdate:
+    """An update in a gathered body; its last piece is cached."""
+
+    def __init__(self, stored: files.StoredBody, number: int, weight: int) -> None:
+        header = stored.header
+        self.weight, self._stored = weight, stored
+        self._codec = wire.codec(header.codec)
+        self._first = number * wire.piece_count(header.elements)
+        self._index, self._piece = -1, np.empty(0, np.uint8)
+
+    def decode(self, out: F32, *, first: int) -> None:
+        # A block of a merge does not straddle a piece.
+        index, start = divmod(first, wire.PIECE_ELEMENTS)
+        if index != self._index:
+            data = self._stored.piece(self._first + index)
+            self._index, self._piece = index, np.frombuffer(bytearray(data), np.uint8)
+        self._codec.decode(self._piece, out, first=start)
 
 
 class _Floats:
@@ -202,21 +255,34 @@ class _PieceDigests:
         )
 
 
-def _part(agreed: wire.Header, index: int, base: bytes) -> wire.Header:
+def _part(
+    agreed: wire.Header, index: int, base: bytes, *, codec_name: str
+) -> wire.Header:
     """Return the header of one piece of an agreed frame, as a separate frame."""
-    if not agreed.elements:
-        return replace(agreed, base=base)
-    if agreed.base == base and len(agreed.pieces) == 1:
+    if agreed.base == base and len(agreed.pieces) == 1 and codec_name == agreed.codec:
         return agreed  # a fragment of one piece is that piece
-    start, end = wire.piece_range(wire.codec(agreed.codec), agreed.elements, index)
-    first = index * wire.PIECE_ELEMENTS
+    elements = wire.piece_elements(agreed.elements, index)
     return replace(
         agreed,
         base=base,
-        elements=min(wire.PIECE_ELEMENTS, agreed.elements - first),
-        body_bytes=end - start,
+        codec=codec_name,
+        gathered="",
+        elements=elements,
+        body_bytes=wire.codec(codec_name).body_bytes(elements),
         pieces=(agreed.pieces[index],),
     )
+
+
+def _layout_of(
+    recorded: RecordedRun, fragment: int, means: Sequence[files.StoredBody]
+) -> FragmentLayout | None:
+    """Return the layout of a fragment if one of its means needs it."""
+    if not any(mean.header.gathered == "radial" for mean in means):
+        return None
+    assert recorded.created is not None
+    assert recorded.model is not None
+    settings = RunSettings.from_dict(recorded.created.settings)
+    return lay_out(recorded.model, settings)[fragment]
 
 
 def _outer(header: wire.Header) -> wire.OuterValues:
@@ -277,7 +343,8 @@ class Snapshots:
                 self._set_aside(fragment, stored.header.round, exc)
                 continue
             means = self._means(fragment, state.round, recorded.round)
-            files.rebuild(state, stored.header, means)
+            layout = _layout_of(self._recorded, fragment, [mean for mean, _ in means])
+            files.rebuild(state, stored.header, means, layout)
             return state
         raise _unreachable(fragment, recorded, [])
 
@@ -313,7 +380,9 @@ class Snapshots:
         recorded = self._recorded.fragment(fragment)
         means = self._means(fragment, stored.header.round, round)
         digest = recorded.digests[round]
-        compaction = Compaction(stored, [mean for mean, _ in means], digest)
+        bodies = [mean for mean, _ in means]
+        layout = _layout_of(self._recorded, fragment, bodies)
+        compaction = Compaction(stored, bodies, digest, layout)
         name = files.state_name(fragment, round)
         self._disk.remove(name)  # a damaged one, or one that the log does not know
         self._disk.write_new(name, compaction.parts())
@@ -457,7 +526,8 @@ class JournaledAnchors:
         if first == round:
             return _stored_anchor(stored)
         means = [self._mean(fragment, number) for number in range(first + 1, round + 1)]
-        parts = Compaction(stored, means, digests[round]).parts()
+        layout = _layout_of(self._recorded, fragment, means)
+        parts = Compaction(stored, means, digests[round], layout).parts()
         next(parts)  # the header, which is made when all has led to the digest
         anchor = islice(parts, wire.piece_count(_elements(stored)))
         return (np.frombuffer(part, np.float32) for part in anchor)

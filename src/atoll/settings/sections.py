@@ -23,10 +23,11 @@ _MAX_COUNT = 2**63 - 1
 
 _BELOW_8_BITS = ("e3m0", "topk-2bit")
 _UP = ("fp32", "bf16", "bf16-stochastic", "int8", "e3m0", "topk-2bit")
-_DOWN = ("fp32", "bf16", "int8", "e3m0")
+GATHER = "gather"
+_DOWN = ("fp32", "bf16", "int8", "e3m0", GATHER)
 _NO_MEMORY = (
     "outcomes have no error feedback for the values that a sparse codec omits. "
-    "Choose 'bf16' or 'int8'."
+    "Choose 'bf16' or 'int8', or 'gather' to send the updates instead of their mean."
 )
 
 _COUNT = rules.integer(1, _MAX_COUNT)
@@ -190,9 +191,9 @@ class WireSection:
 
     down: str = rules.setting(
         "bf16",
-        rules.choice(*_DOWN, later=("gather",), refused=(("topk-2bit", _NO_MEMORY),)),
+        rules.choice(*_DOWN, refused=(("topk-2bit", _NO_MEMORY),)),
     )
-    """Codec of the agreed mean."""
+    """Codec of the agreed mean; or `gather`: the updates themselves, as they came."""
 
     error_feedback: bool = rules.derived(
         rules.FLAG, default=lambda wire: wire.up in _BELOW_8_BITS
@@ -206,6 +207,16 @@ class WireSection:
         rules.check_fields(self, "wire")
         self._check_decay()
         self._check_down()
+
+    @property
+    def gathers(self) -> bool:
+        """Whether an outcome may be its updates, one after another."""
+        return self.down == GATHER
+
+    @property
+    def mean_codec(self) -> str:
+        """The codec of a mean: fp32, which loses nothing, if updates are gathered."""
+        return "fp32" if self.gathers else self.down
 
     def _check_decay(self) -> None:
         if self.error_feedback_decay != 1.0 and not self.error_feedback:

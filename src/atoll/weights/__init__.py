@@ -13,7 +13,7 @@ from atoll.weights.layout import (
     terms_of,
 )
 from atoll.weights.local import adopt, seal
-from atoll.weights.reduce import Contribution, agree, reduce
+from atoll.weights.reduce import Contribution, agree, gather, reduce
 from atoll.weights.state import FragmentState
 from atoll.weights.verify import UpdateCheck, require_state, require_update
 
@@ -27,6 +27,7 @@ __all__ = [
     "UpdateCheck",
     "adopt",
     "agree",
+    "gather",
     "lay_out",
     "reduce",
     "require_state",

@@ -112,6 +112,14 @@ class FragmentLayout:
         return tuple(runs)
 
 
+def flat_layout(elements: int) -> FragmentLayout:
+    """Return a layout of one tensor, where only the number of elements matters."""
+    tensor = TensorSpec(
+        name="elements", shape=(elements,), dtype="float32", role="parameter"
+    )
+    return FragmentLayout((tensor,))
+
+
 Layout = tuple[FragmentLayout, ...]
 
 
@@ -174,6 +182,9 @@ class Terms:
     staleness: str
     """How an update's age lowers its weight, as `algorithm.pace.factor` has it."""
 
+    gathers: bool
+    """Whether an outcome may be its updates' bodies; its mean is in fp32 then."""
+
     outer: OuterValues
     """The exact fp32 values of the open round."""
 
@@ -196,6 +207,7 @@ def _buffer_terms(outer: OuterSection, staleness: str) -> Terms:
         has_feedback=False,
         is_weighted=outer.weight == "tokens",
         staleness=staleness,
+        gathers=False,
         outer=OuterValues(optimizer="sgd", lr=1.0, momentum=0.0),
     )
 
@@ -204,11 +216,12 @@ def _buffer_terms(outer: OuterSection, staleness: str) -> Terms:
 def _parameter_terms(outer: OuterSection, wire: WireSection, staleness: str) -> Terms:
     return Terms(
         up=codec(wire.up),
-        down=codec(wire.down),
+        down=codec(wire.mean_codec),
         merge=outer.merge,
         has_feedback=wire.error_feedback,
         is_weighted=outer.weight == "tokens",
         staleness=staleness,
+        gathers=wire.gathers,
         outer=OuterValues(
             optimizer=outer.optimizer, lr=outer.lr, momentum=outer.momentum
         ),

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from atoll import kernels, wire
 from atoll.algorithm.outer import LARGEST_MOMENT, adam_corrections
 from atoll.errors import CorruptError
-from atoll.weights.layout import F32, ScratchPool, first_non_finite
+from atoll.weights.layout import F32, FragmentLayout, ScratchPool, first_non_finite
+from atoll.weights.reduce import mean_reader
 
 
 class FragmentState:
@@ -128,11 +129,19 @@ class FragmentState:
         )
         return wire.with_body(header, *self.vectors)
 
-    def apply(self, agreed: wire.Header, body: np.ndarray, *, threads: int = 1) -> None:
+    def apply(
+        self,
+        agreed: wire.Header,
+        body: np.ndarray,
+        *,
+        layout: FragmentLayout | None = None,
+        threads: int = 1,
+    ) -> None:
         """Take the outer step of `agreed`, a verified frame of the next round.
 
         A void round uses its number and moves nothing, the count included. The bits do
-        not depend on the number of `threads`.
+        not depend on the number of `threads`. Only a gathered radial mean needs
+        `layout`.
 
         Raises:
             CorruptError: the frame belongs to another round or another state, and
@@ -145,7 +154,7 @@ class FragmentState:
             self.count = step.count
             self.digest = bytes(len(self.digest))
             hashes = step_and_hash(
-                self.vectors, agreed, body, step=step, threads=threads
+                self.vectors, agreed, body, step=step, layout=layout, threads=threads
             )
             self.digest = wire.state_root(
                 [hashes.tobytes()],
@@ -249,6 +258,7 @@ def step_and_hash(
     body: np.ndarray,
     *,
     step: OuterStep,
+    layout: FragmentLayout | None = None,
     threads: int = 1,
 ) -> U8:
     """Move anchor and moments by an agreed mean; return a row of hashes per piece.
@@ -261,7 +271,7 @@ def step_and_hash(
     hashes = np.empty(
         (-(-elements // wire.STATE_PIECE), HASH_BYTES * len(vectors)), np.uint8
     )
-    decoded_step = _decoded_step(vectors, agreed, step, body)
+    decoded_step = _decoded_step(vectors, agreed, step, body, layout)
 
     def work(first: int, last: int) -> None:
         decoded_step(first, last)
@@ -275,12 +285,14 @@ def step_and_hash(
 
 
 def _require_length(agreed: wire.Header, body: np.ndarray) -> None:
-    needed = wire.codec(agreed.codec).body_bytes(agreed.elements)
+    one_body = wire.codec(agreed.codec).body_bytes(agreed.elements)
+    needed = agreed.num_bodies * one_body
     if body.nbytes != needed:
+        several = f"{agreed.num_bodies} times " if agreed.gathered else ""
         raise CorruptError(
             f"The outcome of fragment {agreed.fragment} has a body of {body.nbytes} "
-            f"bytes, and its {agreed.elements} elements in {agreed.codec} take "
-            f"{needed}. Take the run's state again."
+            f"bytes, and its {several}{agreed.elements} elements in {agreed.codec} "
+            f"take {needed}. Take the run's state again."
         )
 
 
@@ -289,11 +301,13 @@ def _decoded_step(
     agreed: wire.Header,
     step: OuterStep,
     body: np.ndarray,
+    layout: FragmentLayout | None,
 ) -> kernels.Work:
     """Return the outer step of a range, with the mean decoded on the way."""
     kernel = kernel_of(vectors, step)
     dtype = DECODED_BY_STEP.get(agreed.codec)
-    if step.outer.optimizer == "nesterov" and dtype is not None:
+    is_one = agreed.num_bodies == 1
+    if step.outer.optimizer == "nesterov" and dtype is not None and is_one:
         numbers = body.view(dtype)
 
         def direct(first: int, last: int) -> None:
@@ -305,12 +319,12 @@ def _decoded_step(
                 )
 
         return direct
-    down = wire.codec(agreed.codec)
+    write_mean = mean_reader(agreed, body, layout)
     scratch = ScratchPool(min(STEP_BLOCK, len(vectors[0])))
 
     def decoded(first: int, last: int) -> None:
         with scratch.vector(last - first) as mean:
-            down.decode(body, mean, first=first)
+            write_mean(first, mean)
             kernel(slice(first, last), mean)
 
     return decoded

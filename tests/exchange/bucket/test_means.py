@@ -269,8 +269,24 @@ def test_three_read_everything_and_four_share_the_work() -> None:
     roster = roster_for(FOUR).roster
     three = roster_for({name: FOUR[name] for name in "abc"}).roster
 
-    assert owners(three, frozenset(), "mean") == ()
-    assert owners(roster, frozenset(), "mean") == ("a", "b", "c", "d")
-    assert owners(roster, frozenset("bd"), "mean") == ("a", "c")
-    assert owners(roster, frozenset("abcd"), "mean") == ("a", "b", "c", "d")
-    assert owners(roster, frozenset(), "radial") == ()
+    assert owners(three, frozenset(), LAYOUT, TERMS) == ()
+    assert owners(roster, frozenset(), LAYOUT, TERMS) == ("a", "b", "c", "d")
+    assert owners(roster, frozenset("bd"), LAYOUT, TERMS) == ("a", "c")
+    assert owners(roster, frozenset("abcd"), LAYOUT, TERMS) == ("a", "b", "c", "d")
+    assert owners(roster, frozenset(), LAYOUT, replace(TERMS, merge="radial")) == ()
+
+
+def test_gathered_updates_are_read_whole_while_they_are_smaller_than_their_mean() -> (
+    None
+):
+    """Seven in e3m0 take 3.6 bytes per element, eight 4.1: those share the work."""
+    terms = replace(TERMS, gathers=True)
+    (header, body), names = update("a", 1), "abcdefgh"
+    updates = {name: (replace(header, island=name), body) for name in names}
+    seven = roster_for({name: updates[name] for name in names[:7]}).roster
+
+    assert owners(seven, frozenset(), LAYOUT, terms) == ()
+    assert owners(seven, frozenset(), LAYOUT, TERMS) == tuple(names[:7])
+    assert owners(roster_for(updates).roster, frozenset(), LAYOUT, terms) == (
+        tuple(names)
+    )

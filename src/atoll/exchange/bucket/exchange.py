@@ -453,6 +453,7 @@ def roster_document(
         for name, header in round.staged.items()
         if header.kind is wire.FrameKind.DEPARTING
     )
+    layout, terms = view.layout[round.fragment], view.terms(round.fragment)
     return documents.RosterDocument(
         run=view.state.run,
         fragment=round.fragment,
@@ -460,7 +461,7 @@ def roster_document(
         epoch=view.state.epoch,
         base=round.base,
         outer=round.outer,
-        shards=means.owners(roster, departing, view.terms(round.fragment).merge),
+        shards=means.owners(roster, departing, layout, terms),
         roster=roster,
         before=view.heads[round.fragment].digest,
         controls=len(view.controls),

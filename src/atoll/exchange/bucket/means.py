@@ -10,6 +10,9 @@ Rule 3: up to three islands read each other's updates whole (the direct plan). M
         divide the pieces into shards: each island reads its part of every update, puts
         the mean of it, and reads the other parts. So an island transfers about three
         times the size of its update, however many islands there are.
+Rule 4: with `wire.down = "gather"` all islands read each other's updates whole, as long
+        as these are no larger than their mean in fp32. No mean is put or read, so the
+        one that each island computes is in fp32: nothing is encoded again.
 """
 
 from __future__ import annotations
@@ -37,9 +40,10 @@ from atoll.exchange.api.bodies import (
 )
 from atoll.exchange.bucket import documents
 from atoll.fields import JsonField
-from atoll.protocol import TensorSpec, refuse_all
+from atoll.protocol import refuse_all
 from atoll.store import Data
 from atoll.weights import FragmentLayout, Terms
+from atoll.weights.layout import flat_layout
 from atoll.weights.reduce import Contribution, reduce
 from atoll.weights.verify import exceeds_largest
 
@@ -123,12 +127,19 @@ _HEAD: JsonField[Any] = table(
 
 
 def owners(
-    roster: wire.Roster, departing: frozenset[str], merge: str
+    roster: wire.Roster,
+    departing: frozenset[str],
+    layout: FragmentLayout,
+    terms: Terms,
 ) -> tuple[str, ...]:
     """Return the owner of each shard; empty for the direct plan."""
     counted = [entry.island for entry in roster.counted]
-    if len(counted) <= DIRECT_ISLANDS or merge == "radial":
+    if len(counted) <= DIRECT_ISLANDS or terms.merge == "radial":
         return ()  # a radial mean needs whole tensors: every island reads all updates
+    if terms.gathers and wire.fits_gathered(
+        layout.elements, codec_name=terms.up.name, num_bodies=len(counted)
+    ):
+        return ()  # they are smaller than the shards of their mean
     staying = [name for name in counted if name not in departing]
     return tuple(staying or counted)[: documents.MAX_SHARDS]
 
@@ -169,7 +180,7 @@ def mean_of(
         Unverified: some do not have the digests that the roster lists.
     """
     _require_verified(document, updates, pieces, terms.up)
-    part = layout if pieces.size == layout.elements else _flat(pieces.size)
+    part = layout if pieces.size == layout.elements else flat_layout(pieces.size)
     reduced = partial(reduce, part, down=terms.down, merge=terms.merge)
     contributions, spoilt = _contributions(document, updates, pieces, terms.up)
     body, overflows = np.empty(0, np.uint8), False
@@ -197,14 +208,6 @@ def mean_of(
         digests=wire.piece_digests(terms.down, pieces.size, body) if len(body) else (),
         body=body,
     )
-
-
-def _flat(elements: int) -> FragmentLayout:
-    """Return a layout of one tensor: only its size matters to a mean."""
-    tensor = TensorSpec(
-        name="pieces", shape=(elements,), dtype="float32", role="parameter"
-    )
-    return FragmentLayout((tensor,))
 
 
 def _require_verified(

@@ -27,6 +27,7 @@ from atoll.protocol import (
 )
 from atoll.weights import FragmentLayout, FragmentState, Terms, seal, terms_of
 from atoll.weights.layout import F32
+from atoll.weights.reduce import mean_reader
 
 ABSTAINS = "torchft: has the state, and contributes from the next round on"
 """The reason of a refused update: the island holds the state already."""
@@ -236,7 +237,7 @@ class ReducedFragment:
         mean = None
         if agreed.elements:
             mean = np.empty(self.layout.elements, np.float32)
-            wire.codec(agreed.codec).decode(body, mean)
+            mean_reader(agreed, body, self.layout)(0, mean)
         self._follow(outcome)
         name, roster = self._client.joined.island, roster_of(agreed)
         verdict = verdict_of(roster, name, self._sent_digest)
@@ -268,7 +269,7 @@ class ReducedFragment:
         if self.state.round >= agreed.round:
             return
         if (self.state.round + 1, self.state.digest) == (agreed.round, agreed.base):
-            self.state.apply(agreed, outcome.agreed.body)
+            self.state.apply(agreed, outcome.agreed.body, layout=self.layout)
         else:
             self.start_over()
         self._client.hold(self.index, self.state)

@@ -91,10 +91,11 @@ def require_codec(settings: RunSettings, *, should_quantize: bool) -> None:
         UsageError: they do not. The message has both.
     """
     wire = settings.wire
-    is_exact = (wire.up, wire.down) == ("fp32", "fp32")
+    is_exact = (wire.up, wire.mean_codec) == ("fp32", "fp32")
     if should_quantize and is_exact:
         raise UsageError(
-            "should_quantize=True, and the run's wire.up and wire.down are 'fp32'. Set "
+            "should_quantize=True, and the run's wire.up='fp32' and "
+            f"wire.down={wire.down!r} do not quantize. Set "
             "wire.up to 'int8', 'bf16' or 'e3m0' in the run, or do not quantize."
         )
     if not should_quantize and not is_exact:

@@ -422,13 +422,16 @@ class RoundCheck:
             for entry in header.roster.counted
             if (update := self._history.updates.get(entry.digest)) is not None
         ]
-        mean = self._mean(layout, parts)
+        if header.gathered:
+            mean = b"".join([part.body.tobytes() for part in parts])
+        else:
+            mean = self._mean(layout, parts)
         if mean != commit.body:
             self._report(
                 TRUE_MEAN,
                 COORDINATOR,
                 f"the body of round {header.round} of fragment {header.fragment} is "
-                f"not the mean of its {len(parts)} counted updates",
+                f"not the mean of its {len(parts)} counted updates, nor these",
             )
 
     def _mean(

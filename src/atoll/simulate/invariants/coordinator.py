@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
-
 from atoll.coordinator import Service
 from atoll.exchange import calls
+from atoll.journal.files import Body, views_of
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.rounds import Phase
 from atoll.simulate.hosts import CoordinatorHost
@@ -126,13 +125,14 @@ class CoordinatorReferee:
         service: Service,
         commit: Callable[..., None],
         agreed: Header,
-        body: np.ndarray,
+        body: Body,
         *,
         digest_after: bytes,
         epoch: int,
     ) -> None:
         now_s = self._world.scheduler.now_s
-        outcome = claims.CommittedRound(agreed, body.tobytes(), digest_after, now_s)
+        data = b"".join(views_of(body))
+        outcome = claims.CommittedRound(agreed, data, digest_after, now_s)
         self._rounds.attempted(outcome)
         commit(agreed, body, digest_after=digest_after, epoch=epoch)
         self._watch.committed(outcome)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from atoll import wire
+from atoll.exchange import Frame
 from atoll.island.fragment import HeldBackWork, IslandFragment, UpdateInFlight
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted, SavedFragment
 from atoll.protocol import WorkDecision
@@ -24,9 +25,30 @@ from atoll.protocol.island import RemainingWork
 from atoll.torch.ranks.channel import LEADER, FirstError, RankChannel
 from atoll.torch.ranks.ownership import Ownership
 from atoll.torch.ranks.view import CHUNK
-from atoll.weights import FragmentState
+from atoll.weights import FragmentLayout, FragmentState
 from atoll.weights.layout import F32, blocks
 from atoll.weights.ranges import Overlap
+from atoll.weights.reduce import mean_reader
+
+Fill = Callable[[int, np.ndarray], None]
+"""Fills the piece of a body that begins with an element."""
+
+
+def copied(name: str, body: np.ndarray) -> Fill:
+    """Return the function that copies the pieces of a body."""
+    scheme = wire.codec(name)
+
+    def fill(first: int, piece: np.ndarray) -> None:
+        start = scheme.offset(first)
+        piece[:] = body[start : start + len(piece)]
+
+    return fill
+
+
+def averaged(agreed: Frame, layout: FragmentLayout) -> Fill:
+    """Return the function that fills pieces of fp32 with the mean of an outcome."""
+    write_mean = mean_reader(agreed.header, agreed.body, layout)
+    return lambda first, piece: write_mean(first, piece.view(np.float32))
 
 
 @dataclass(frozen=True)
@@ -119,17 +141,22 @@ class FragmentParts:
         channel: RankChannel,
         index: int,
         name: str,
-        body: np.ndarray | None,
+        begin: Callable[[], Fill] | None,
         first_error: FirstError,
     ) -> Iterator[tuple[Overlap, F32]]:
-        """Yield this rank's cut of each block of the leader's body, and the block."""
+        """Yield this rank's cut of each block of the leader's body, and the block.
+
+        The leader fills each piece of the body, which is in the codec `name`.
+        """
         scheme = wire.codec(name)
         scratch = np.empty(wire.STATE_PIECE, np.float32)
+        fills: list[Fill] = []
+        if begin is not None:
+            first_error.attempt(lambda: fills.append(begin()))
         for first, last in self.chunks(index):
             piece = np.empty(scheme.body_bytes(last - first), np.uint8)
-            if body is not None:
-                start = scheme.offset(first)
-                piece[:] = body[start : start + len(piece)]
+            for fill in fills:
+                first_error.attempt(partial(fill, first, piece))
             channel.broadcast_vector(piece)
             for block in blocks(last - first):
                 values = scratch[: block.stop - block.start]

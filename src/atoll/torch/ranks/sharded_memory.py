@@ -183,7 +183,9 @@ class ShardedMemory:
             step = OuterStep.of(header, state.count)
             state.count = step.count
             state.digest = bytes(len(state.digest))
-            self.step(slot, agreed.body, down=header.codec, step=step)
+            # The leader computes the mean of several bodies, and sends it in fp32.
+            down = "fp32" if header.num_bodies > 1 else header.codec
+            self.step(slot, agreed, down=down, step=step)
             state.digest = self.measure(slot)
         state.round = header.round
 
@@ -191,24 +193,32 @@ class ShardedMemory:
     def step(
         self,
         slot: IslandFragment,
-        body: OnlyLeader[np.ndarray],
+        agreed: OnlyLeader[Frame],
         *,
         down: str,
         step: OuterStep,
     ) -> None:
-        """Take an outer step by the leader's body of an agreed mean.
+        """Take an outer step by the leader's outcome, whose mean comes in `down`.
 
         Raises:
             CorruptError: the body does not decode; the part is then unusable.
         """
         index, first_error = slot.index, FirstError()
         kernel = kernel_of(slot.state.vectors, step)
+        begin = None if agreed is None else partial(self._fill, index, agreed)
         for cut, values in self._parts.decoded(
-            self.ranks.works, index, down, body, first_error
+            self.ranks.works, index, down, begin, first_error
         ):
             mean = np.ascontiguousarray(values[cut.positions])
             first_error.attempt(partial(kernel, cut.compact, mean))
         first_error.finish()
+
+    def _fill(self, index: int, agreed: Frame) -> fragments.Fill:
+        """Return the function that fills the pieces that the leader sends."""
+        if agreed.header.num_bodies > 1:
+            layout = self._parts.ownership.layout[index]
+            return fragments.averaged(agreed, layout)
+        return fragments.copied(agreed.header.codec, agreed.body)
 
     def replace(self, slot: IslandFragment, state: FragmentState) -> None:
         if len(state.anchor) != slot.layout.elements:
@@ -405,8 +415,9 @@ class ShardedMemory:
     def _subtract_sent(self, index: int, wanted: F32, body: np.ndarray | None) -> None:
         """Subtract from `wanted` the part of it that the codec has sent."""
         up, first_error = self._memory.terms[index].up.name, FirstError()
+        begin = None if body is None else partial(fragments.copied, up, body)
         for cut, sent in self._parts.decoded(
-            self.ranks.works, index, up, body, first_error
+            self.ranks.works, index, up, begin, first_error
         ):
             residual = wanted[cut.compact]
             np.subtract(residual, sent[cut.positions], out=residual)

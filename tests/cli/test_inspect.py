@@ -110,6 +110,20 @@ def test_an_asynchronous_outcome_shows_its_share_and_ages(
     assert [row[-1] for row in table] == ["age", "14", "0", "1", "0"]
 
 
+def test_a_gathered_outcome_says_how_it_becomes_the_mean(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its bodies are those of the counted updates, and each piece is verified."""
+    _, out, _ = run(capsys, "inspect", GOLDEN / "agreed-gather.atoll")
+    _, facts, _ = run(capsys, "inspect", GOLDEN / "agreed-gather.atoll", "--json")
+    lines = out.splitlines()
+
+    assert "  gathered     3 updates, merge mean" in lines
+    # 589 elements of e3m0: 9 blocks of 33 bytes, and one of 13 elements in 8.
+    assert lines[-1] == "verified: 915 bytes of body in 3 pieces"
+    assert json.loads(facts)["gathered"] == "mean"
+
+
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.atoll")), ids=lambda p: p.stem)
 def test_every_golden_frame_is_verified(
     capsys: pytest.CaptureFixture[str], path: Path

@@ -178,6 +178,8 @@ def _text_facts(header: Header) -> Iterator[tuple[str, str]]:
     yield "epoch", str(header.epoch)
     yield "base", header.base.hex()
     yield "codec", f"{header.codec}, seed {header.seed}"
+    if header.gathered:
+        yield "gathered", f"{header.num_bodies} updates, merge {header.gathered}"
     yield "elements", str(header.elements)
     yield "bytes", f"{len(pack(header))} header, {header.body_bytes} body"
     yield "norm", repr(header.norm)
@@ -255,6 +257,8 @@ def _json_facts(header: Header) -> Facts:
         "refused": header.refused,
         "pieces": [piece.hex() for piece in header.pieces],
     }
+    if header.gathered:
+        facts["gathered"] = header.gathered
     if header.kind.is_update:
         facts["digest"] = update_digest(header).hex()
     if header.outer is not None:

@@ -332,6 +332,19 @@ def test_a_run_with_dynamic_local_updates_is_refused() -> None:
     assert "cannot join the run: sync.dynamic_local" in failure_of(rank)
 
 
+def test_a_run_that_gathers_is_refused_by_name() -> None:
+    """Every rank is told the remedy, and no round waits for it."""
+    gathers = plain_settings(start_islands=2).with_values({"wire.down": "gather"})
+    bureau = Bureau(gathers)
+    for island, rank in collective(bureau, 2).items():
+        with pytest.raises(
+            SettingsError,
+            match=r"wire\.down='gather' sends .* Join without a collective",
+        ):
+            enter(rank, island)
+        assert bureau.calls[-1] == LeaveCall(island, 1)
+
+
 def test_ranks_of_two_runs_are_told_so() -> None:
     """Both are named, with the runs that they have joined."""
     one, two = Bureau(plain_settings()), Bureau(plain_settings(), run="other")

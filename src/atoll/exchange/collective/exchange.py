@@ -120,7 +120,7 @@ class CollectiveExchange:
     def join(self, request: JoinRequest) -> JoinReply:
         try:
             reply = self._inner.join(request)
-            self._require_lockstep(reply)
+            self._require_settings(reply)
         except Exception as exc:
             rank = self._channel.name_of(self._world.rank)
             self._channel.fail(f"{rank} of the collective cannot join the run: {exc}")
@@ -139,14 +139,14 @@ class CollectiveExchange:
             )
         return reply
 
-    def _require_lockstep(self, reply: JoinReply) -> None:
-        """Return if all ranks make the same inner steps per window; else leave.
+    def _require_settings(self, reply: JoinReply) -> None:
+        """Leave a run whose settings a collective cannot follow.
 
         Raises:
-            SettingsError: they need not.
+            SettingsError: it is such a run.
         """
         try:
-            _require_lockstep(reply.settings)
+            _require_settings(reply.settings)
         except SettingsError:
             self._inner.leave(reply.island, reply.incarnation)
             raise
@@ -338,13 +338,20 @@ TICK_S = 0.5
 log = logging.getLogger("atoll")
 
 
-def _require_lockstep(settings: RunSettings) -> None:
+def _require_settings(settings: RunSettings) -> None:
+    """Raise SettingsError for settings that a collective cannot follow."""
     settings.require_synchronous("a collective")
     if settings.sync.dynamic_local_updates:
         raise SettingsError(
             "sync.dynamic_local_updates=true lets islands make different inner "
             "steps, and those of a collective make every step together. Join "
             "without a collective, or begin a run without this setting."
+        )
+    if settings.wire.gathers:
+        raise SettingsError(
+            f"wire.down={settings.wire.down!r} sends the updates of a round, and a "
+            "collective reduces them to one mean. Join without a collective, or begin "
+            "a run with wire.down='fp32' or 'bf16'."
         )
 
 

@@ -16,7 +16,7 @@ from atoll.journal import (
 )
 from atoll.settings import RunSettings
 from atoll.testing import vector_model
-from atoll.weights import FragmentState
+from atoll.weights import FragmentLayout, FragmentState
 from atoll.wire import (
     FrameKind,
     Header,
@@ -65,12 +65,19 @@ def an_agreed(
     down: str = "fp32",
     is_void: bool = False,
     islands: int = 1,
+    gathered: str = "",
 ) -> Framed:
-    """Return the outcome of the next round, whose mean is `value` and its multiples."""
+    """Return the outcome of the next round, whose mean is `value` and its multiples.
+
+    With `gathered` it has the body of each of the `islands`, turned by one element
+    more than the one before.
+    """
     elements = 0 if is_void else len(state.anchor)
     mean = np.arange(1, elements + 1, dtype=np.float32) * np.float32(value)
-    body = np.empty(codec(down).body_bytes(elements), np.uint8)
-    codec(down).encode(mean, body)
+    bodies = []
+    for number in range(islands if gathered else 1):
+        bodies.append(np.empty(codec(down).body_bytes(elements), np.uint8))
+        codec(down).encode(np.roll(mean, number), bodies[-1])
     verdict = Verdict.LATE if is_void else Verdict.COUNTED
     entries = [an_entry(f"island-{n:03d}", verdict=verdict) for n in range(islands)]
     header = Header(
@@ -84,8 +91,9 @@ def an_agreed(
         weight=0,
         outer=outer.in_state(0) if is_void else outer,
         roster=Roster(tuple(entries)),
+        gathered=gathered,
     )
-    return with_body(header, body), body
+    return with_body(header, *bodies), np.concatenate(bodies)
 
 
 def a_departing(fragment: int, round: int, island: str, value: float = 1.0) -> Framed:
@@ -134,6 +142,9 @@ class Run:
     disk: Disk
     sizes: tuple[int, ...] = (SMALL, LARGE)
     outer: OuterValues = NESTEROV
+    tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Those of the only fragment, if radial means need them."""
+
     journal: Journal = field(init=False)
     states: list[FragmentState] = field(default_factory=list)
     after: dict[tuple[int, int], State] = field(default_factory=dict)
@@ -160,8 +171,8 @@ class Run:
             self.states.append(state)
             self.after[index, 0] = bits(state)
             frames.append(state.to_frame(run=RUN, fragment=index, outer=self.outer))
-        model = vector_model({f"w{i}": (n,) for i, n in enumerate(self.sizes)})
-        self.journal.found(model, frames)
+        vectors = {f"w{i}": (n,) for i, n in enumerate(self.sizes)}
+        self.journal.found(vector_model(self.tensors or vectors), frames)
 
     def start(self) -> Run:
         self.create()
@@ -178,7 +189,8 @@ class Run:
             self.record(fragment)
             return
         frame = an_agreed(state, fragment, outer=self.outer, **how)  # type: ignore[arg-type]
-        state.apply(*frame)
+        layout = FragmentLayout(vector_model(self.tensors).tensors)
+        state.apply(*frame, layout=layout)
         self.after[fragment, state.round] = bits(state)
         self.outcomes[fragment, state.round] = frame
         self.record(fragment)

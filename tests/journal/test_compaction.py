@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from atoll.disk import SystemDisk
 from atoll.simulate.world import SimDisk
 from atoll.wire import MOMENTS, PIECE_ELEMENTS, OuterValues, pack
-from tests.journal.runs import NESTEROV, RUN, Run
+from tests.journal.runs import NESTEROV, RUN, Run, an_agreed, bits
 
 SIZES = {
     "one element": 1,
@@ -65,6 +65,76 @@ def test_every_codec_of_the_way_down_can_be_cut_into_pieces(down: str) -> None:
     run.journal.compact(0)
 
     run.reopen().check()
+
+
+@pytest.mark.parametrize("size", [130, PIECE_ELEMENTS, 2 * PIECE_ELEMENTS + 4097])
+@pytest.mark.parametrize(
+    ("down", "islands", "gathered"),
+    [
+        *[("e3m0", 5, merge) for merge in ("mean", "radial", "trimmed")],
+        *[("topk-2bit", 9, "mean"), ("int8", 3, "radial"), ("bf16", 1, "radial")],
+    ],
+)
+def test_gathered_updates_are_replayed_from_the_disk(
+    down: str, islands: int, gathered: str, size: int
+) -> None:
+    """Compaction, a restart and past anchors give the bits of the live weights.
+
+    A radial mean needs the lengths of whole tensors, which end within pieces.
+    """
+    disk = SimDisk()
+    tensors = {"a": (77,), "b": (size - 77 - 3,), "c": (3,)}
+    run = Run(disk, sizes=(size,), tensors=tensors).start()
+    for value in (2.0**-19, -(2.0**-20), 2.0**-21):
+        run.commit(0, value=value, down=down, islands=islands, gathered=gathered)
+    run.commit(0, is_void=True)
+    before = [piece.tobytes() for piece in run.journal.past.anchor(0, 2)]
+    run.reopen().check()
+    run.journal.compact(0)
+    run.commit(0, value=2.0**-18, down=down, islands=islands, gathered=gathered)
+    run.reopen().check()
+
+    header, body = run.journal.body(0, 5), run.outcomes[0, 5][1]
+    assert header is not None
+    assert header.read().tobytes() == body.tobytes()
+    assert b"".join(before) == run.after[0, 2][1]
+    assert disk.names("states/") == ["states/0/0", "states/0/4"]
+
+
+def test_the_parts_of_a_gathered_body_are_written_as_one() -> None:
+    """A coordinator gives the updates where they are; the file has them in order."""
+    run = Run(SimDisk(), sizes=(5, 17_000)).start()
+    for fragment in (0, 1):  # one is small and shares a file, one has its own
+        state = run.states[fragment]
+        frame = an_agreed(state, fragment, down="bf16", islands=2, gathered="mean")
+        parts = np.split(frame[1], 2)
+        state.apply(*frame)
+        run.journal.prepare(frame[0], parts)
+        run.journal.commit(frame[0], parts, digest_after=state.digest, epoch=0)
+        run.after[fragment, 1] = bits(state)
+        run.outcomes[fragment, 1] = frame
+
+    run.check()
+    run.reopen().check()
+
+
+def test_compacting_gathered_updates_needs_the_room_of_some_pieces(
+    tmp_path: Path,
+) -> None:
+    """Seven updates of 3.1 million elements are read a piece of each at a time."""
+    disk = SystemDisk(tmp_path)
+    run = Run(disk, sizes=(12 * PIECE_ELEMENTS + 77,)).start()
+    for _ in range(4):
+        run.commit(0, value=2.0**-22, down="e3m0", islands=7, gathered="mean")
+
+    tracemalloc.start()
+    run.journal.compact(0)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    # As above, and of each of the four means seven pieces of 135 kB, twice.
+    assert peak_bytes < (12 + 8) * 2**20
+    disk.close()
 
 
 @pytest.mark.parametrize("means", [1, 8])

@@ -300,6 +300,17 @@ def test_updates_whose_sum_is_not_finite_are_corrupt() -> None:
         state.apply(header, body)
 
 
+def test_a_radial_outcome_of_other_tensors_is_corrupt() -> None:
+    """Lengths are those of tensors, which must have all of its elements."""
+    its, updates = terms("e3m0", merge="radial"), updates_of("e3m0", [1, 1])
+    state = a_state("nesterov")
+    header, body = gathered(its, updates, state.digest)
+    one_less = FragmentLayout(vector_model({"a": (LAYOUT.elements - 1,)}).tensors)
+
+    with pytest.raises(CorruptError, match=f"its tensors {LAYOUT.elements - 1}"):
+        state.apply(header, body, layout=one_less)
+
+
 def test_the_memory_of_a_step_does_not_grow_with_the_updates() -> None:
     """Seven updates take the blocks of two: one more for each doubling of the sum."""
     peaks_bytes = {}

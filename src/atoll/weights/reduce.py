@@ -404,9 +404,14 @@ def gathered_reader(
     agreed: Header, updates: Sequence[CountedBody], layout: FragmentLayout | None
 ) -> Merge:
     """Return the `mean_reader` of an outcome with several bodies, read by `updates`."""
-    if layout is None:
-        assert agreed.gathered != "radial", "a radial mean needs its tensors"
+    if agreed.gathered != "radial":
         layout = flat_layout(agreed.elements)
+    assert layout is not None, "a radial mean needs its tensors"
+    if layout.elements != agreed.elements:
+        raise CorruptError(
+            f"The {agreed.name} has {agreed.elements} elements, and its tensors "
+            f"{layout.elements}. Take the run's state again."
+        )
     merge = _merge(layout, updates, agreed.gathered)
 
     def write(first: int, out: F32) -> None:

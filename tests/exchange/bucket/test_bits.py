@@ -98,7 +98,9 @@ def train(attach: Attach, islands: int) -> list[tuple[bytes, ...]]:
     return [found[name] for name in sorted(found)]
 
 
-@pytest.mark.parametrize(("up", "down"), [("fp32", "fp32"), ("e3m0", "int8")])
+@pytest.mark.parametrize(
+    ("up", "down"), [("fp32", "fp32"), ("e3m0", "int8"), ("e3m0", "gather")]
+)
 @pytest.mark.parametrize("islands", [2, 4])
 def test_whichever_way_updates_take_the_anchor_is_the_same(
     islands: int, up: str, down: str
@@ -118,3 +120,14 @@ def test_whichever_way_updates_take_the_anchor_is_the_same(
     assert len(set(bucket)) == 1
     assert len(bucket) == islands
     assert set(memory) == set(bucket) == set(coordinator)
+
+
+@pytest.mark.parametrize("up", ["fp32", "e3m0"])
+def test_gathered_outcomes_give_the_anchors_of_means_in_fp32(up: str) -> None:
+    """Three updates in e3m0 are gathered, and three in fp32 larger than their mean."""
+    means, gathered = (
+        train(in_memory(settings(3, up, down)), 3) for down in ("fp32", "gather")
+    )
+
+    assert len(set(means)) == 1
+    assert means == gathered

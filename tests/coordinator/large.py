@@ -10,7 +10,7 @@ from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.weights import FragmentState, lay_out, terms_of
 from atoll.weights.verify import Norm
-from atoll.wire import FrameKind, Header, with_body
+from atoll.wire import FrameKind, Header, codec, with_body
 
 F32 = NDArray[np.float32]
 
@@ -33,11 +33,18 @@ def found(exchange: Exchange, island: str, anchor: F32) -> tuple[JoinReply, byte
     return joined, header.base
 
 
-def update(joined: JoinReply, values: F32, *, base: bytes, round: int = 1) -> Frame:
-    """Return an update in fp32, which is its values."""
+def update(
+    joined: JoinReply, values: F32, *, base: bytes, round: int = 1, up: str = "fp32"
+) -> Frame:
+    """Return an update; one in fp32 is its values."""
+    body, decoded = values.view(np.uint8), values
+    if up != "fp32":
+        body = np.empty(codec(up).body_bytes(len(values)), np.uint8)
+        decoded = np.empty_like(values)
+        codec(up).encode(values, body)
+        codec(up).decode(body, decoded)
     norm = Norm()
-    norm.add(values)
-    body = values.view(np.uint8)
+    norm.add(decoded)
     header = Header(
         kind=FrameKind.UPDATE,
         run=joined.run,
@@ -46,6 +53,7 @@ def update(joined: JoinReply, values: F32, *, base: bytes, round: int = 1) -> Fr
         island=joined.island,
         incarnation=joined.incarnation,
         base=base,
+        codec=up,
         elements=len(values),
         norm=norm.value(),
     )

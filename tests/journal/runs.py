@@ -34,6 +34,7 @@ SMALL, LARGE = 5, 17000
 """Elements: 68000 bytes of fp32 do not fit the 65536 of a small body."""
 
 Framed = tuple[Header, np.ndarray]
+Tensors = dict[str, tuple[int, ...]]
 State = tuple[int, bytes, bytes]
 """A round, and the bytes of its anchor and velocity."""
 
@@ -142,7 +143,7 @@ class Run:
     disk: Disk
     sizes: tuple[int, ...] = (SMALL, LARGE)
     outer: OuterValues = NESTEROV
-    tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    tensors: Tensors = field(default_factory=dict)
     """Those of the only fragment, if radial means need them."""
 
     journal: Journal = field(init=False)

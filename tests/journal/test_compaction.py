@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from atoll.disk import SystemDisk
 from atoll.simulate.world import SimDisk
 from atoll.wire import MOMENTS, PIECE_ELEMENTS, OuterValues, pack
-from tests.journal.runs import NESTEROV, RUN, Run, an_agreed, bits
+from tests.journal.runs import NESTEROV, RUN, Run, Tensors, an_agreed, bits
 
 SIZES = {
     "one element": 1,
@@ -83,7 +83,7 @@ def test_gathered_updates_are_replayed_from_the_disk(
     A radial mean needs the lengths of whole tensors, which end within pieces.
     """
     disk = SimDisk()
-    tensors = {"a": (77,), "b": (size - 77 - 3,), "c": (3,)}
+    tensors: Tensors = {"a": (77,), "b": (size - 77 - 3,), "c": (3,)}
     run = Run(disk, sizes=(size,), tensors=tensors).start()
     for value in (2.0**-19, -(2.0**-20), 2.0**-21):
         run.commit(0, value=value, down=down, islands=islands, gathered=gathered)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from atoll.coordinator.restore import Key
+from atoll.coordinator.spool import MOVED_BYTES
 from atoll.errors import AtollError, CorruptError, DiskError, OutcomeLost, Refused
 from atoll.exchange import Frame, Outcome
 from atoll.exchange.calls import JoinCall, RecoverCall
@@ -49,6 +50,25 @@ from atoll.wire.frame import is_same_receipt, outcome_receipt, state_receipt
 
 COMPACT_ROUNDS = 10
 """Rounds between two states: a restart replays at most this number of means."""
+
+
+class SpooledBodies:
+    """The bodies of a gathered outcome, in parts: the journal writes them from files.
+
+    `after_block` releases their pages, as while they are reduced.
+    """
+
+    def __init__(
+        self, bodies: Sequence[np.ndarray], after_block: Callable[[], None] | None
+    ) -> None:
+        self._bodies, self._after_block = bodies, after_block
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for body in self._bodies:
+            for first in range(0, len(body), MOVED_BYTES):
+                yield body[first : first + MOVED_BYTES]
+                if self._after_block is not None:
+                    self._after_block()
 
 
 RunConcurrently = Callable[[Callable[[], None]], AbstractContextManager[None]]
@@ -124,7 +144,10 @@ class Committer:
             )
         # The step is taken on the mean, whichever of the two is sent and journalled.
         gathered = None if reduced else gather(mean.header, terms, updates)
-        pending = PendingOutcome(close, *(gathered or (mean.header, mean.body)))
+        pending = PendingOutcome(close, mean.header, mean.body)
+        if gathered is not None:
+            header, bodies = gathered
+            pending = PendingOutcome(close, header, SpooledBodies(bodies, after_block))
         if is_large(pending.header):
             with self.run_concurrently(lambda: self._prepare(pending)), span("apply"):
                 weights.apply(mean.header, mean.body, threads=self.threads)

@@ -33,6 +33,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -58,8 +59,8 @@ U8 = NDArray[np.uint8]
 Framed = tuple[wire.Header, U8]
 """A header and the body it describes."""
 
-Body = U8 | Sequence[U8]
-"""A body, or its parts: the updates of a gathered outcome stay where they are."""
+Body = U8 | Iterable[U8]
+"""A body, or its parts, which can be read repeatedly."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Drafts:
         if name in self._names:
             self._disk.remove(name)
         self._names.add(name)
-        self._disk.write_new(name, [wire.pack(header), *views_of(body)])
+        self._disk.write_new(name, chain([wire.pack(header)], views_of(body)))
 
     def give_way(self, name: str) -> None:
         """Let `write` replace an existing file that no record names."""
@@ -143,10 +144,11 @@ class Drafts:
         self._names.discard(name)
 
 
-def views_of(body: Body) -> list[memoryview]:
-    """Return the bytes of a body, or of its parts, without copying them."""
+def views_of(body: Body) -> Iterator[memoryview]:
+    """Yield the bytes of a body, or of its parts, without copying them."""
     parts = [body] if isinstance(body, np.ndarray) else body
-    return [view_of(part) for part in parts]
+    for part in parts:
+        yield view_of(part)
 
 
 def read_part(disk: Disk, name: str, first: int, size: int) -> bytes:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll import weights
+from atoll.algorithm.pace import aged_weight, buffer_share
 from atoll.coordinator import Service
 from atoll.errors import NonFinite
 from atoll.exchange import Outcome
@@ -69,7 +70,8 @@ COUNTED_ONCE = Invariant(
 )
 TRUE_MEAN = Invariant(
     "true mean",
-    "An agreed mean is that of the counted updates, each of them once.",
+    "An agreed mean is that of the counted updates, each once with the weight of its "
+    "age, and has their share of the buffer.",
 )
 WORK_CONSERVED = Invariant(
     "work conserved",
@@ -230,10 +232,13 @@ class RoundCheck:
         report: Report,
     ) -> None:
         self._history, self._settings, self._layout = history, settings, layout
+        self._staleness = settings.asynchronous.staleness
         self._report = report
         self._attempts: dict[tuple[int, int], CommittedRound] = {}
         self._founded: dict[int, bytes] = {}
         self._counted: dict[bytes, int] = {}
+        """The rounds that counted updates, by digest."""
+
         self._steps: dict[tuple[IncarnationKey, int], int] = {}
 
     def attempted(self, commit: CommittedRound) -> None:
@@ -247,7 +252,9 @@ class RoundCheck:
         self._history.commit(commit)
         for update in self._require_published(commit):
             self._require_once(commit, update)
+        self._require_weights(commit)
         self._require_mean(commit)
+        self._require_share(commit)
 
     def opened(self, service: Service, *, was_put_back: bool = False) -> None:
         """Check the state of a coordinator that has just started.
@@ -367,9 +374,9 @@ class RoundCheck:
             return
         self._steps = {k: v for k, v in self._steps.items() if k[1] != fragment}
         for digest, update in self._history.updates.items():
-            header = update.header
-            if header.fragment == fragment and header.round >= round:
-                self._counted.pop(digest, None)
+            is_over = self._counted.get(digest, 0) >= round
+            if update.header.fragment == fragment and is_over:
+                del self._counted[digest]
 
     def _require_published(self, commit: CommittedRound) -> list[PublishedUpdate]:
         """Return the counted updates; report those that were never published."""
@@ -377,13 +384,14 @@ class RoundCheck:
         updates = []
         for entry in commit.header.roster.counted:
             update = self._history.updates.get(entry.digest)
-            key = (commit.header.fragment, commit.header.round, entry.island)
+            label = commit.header.round - entry.age
+            key = (commit.header.fragment, label, entry.island)
             if update is None or key != _key(update):
                 self._report(
                     COUNTED_ONCE,
                     entry.island,
-                    f"round {key[1]} of fragment {key[0]} counts an update that was "
-                    "never published for it",
+                    f"round {commit.header.round} of fragment {key[0]} counts an "
+                    f"update that was never published for round {label}",
                 )
             else:
                 updates.append(update)
@@ -392,18 +400,19 @@ class RoundCheck:
     def _require_once(self, commit: CommittedRound, update: PublishedUpdate) -> None:
         header, key = update.header, (update.incarnation, update.header.fragment)
         origin = self._history.origins.get(update.digest, update.digest)
-        before = self._counted.setdefault(origin, header.round)
+        round = commit.header.round
+        before = self._counted.setdefault(origin, round)
         steps = header.progress.inner_steps
         # A departing update may have no steps, only the residual of its codec. And a
         # restored journal may give the same incarnation number twice. An update that
         # was brought into a later round may be older than the island's next one.
         may_go_back = self._history.has_gaps or origin != update.digest
         goes_back = steps < self._steps.get(key, 0) and not may_go_back
-        if before != header.round or goes_back:
+        if before != round or goes_back:
             self._report(
                 COUNTED_ONCE,
                 header.island,
-                f"round {header.round} of fragment {header.fragment} counts inner "
+                f"round {round} of fragment {header.fragment} counts inner "
                 f"steps up to {steps}, and {self._steps.get(key, 0)} had counted in "
                 f"round {before} or before",
             )
@@ -417,7 +426,7 @@ class RoundCheck:
             weights.Contribution(
                 codec(update.header.codec),
                 np.frombuffer(update.body, np.uint8),
-                update.header.weight,
+                aged_weight(update.header.weight, entry.age, kind=self._staleness),
             )
             for entry in header.roster.counted
             if (update := self._history.updates.get(entry.digest)) is not None
@@ -432,6 +441,37 @@ class RoundCheck:
                 COORDINATOR,
                 f"the body of round {header.round} of fragment {header.fragment} is "
                 f"not the mean of its {len(parts)} counted updates, nor these",
+            )
+
+    def _require_weights(self, commit: CommittedRound) -> None:
+        """Check that the roster weighs each counted update by its age."""
+        assert commit.header.roster is not None
+        for entry in commit.header.roster.counted:
+            update = self._history.updates.get(entry.digest)
+            weight = update.header.weight if update else entry.weight
+            if entry.weight != aged_weight(weight, entry.age, kind=self._staleness):
+                self._report(
+                    TRUE_MEAN,
+                    entry.island,
+                    f"weight {weight} at age {entry.age} became {entry.weight}",
+                )
+
+    def _require_share(self, commit: CommittedRound) -> None:
+        """Check the share of an asynchronous round; others have none."""
+        header = commit.header
+        assert header.roster is not None
+        assert header.outer is not None
+        ages = [entry.age for entry in header.roster.counted]
+        buffer, expected = header.outer.buffer, 0.0
+        if ages and self._settings.sync.is_async:
+            needed = self._settings.asynchronous.buffer or max(buffer, 1)
+            expected = buffer_share(ages, kind=self._staleness, buffer=needed)
+        if header.outer.share != expected:
+            self._report(
+                TRUE_MEAN,
+                COORDINATOR,
+                f"round {header.round} of fragment {header.fragment} has share "
+                f"{header.outer.share} of buffer {buffer}, and not {expected}",
             )
 
     def _mean(

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from atoll.coordinator import Service
+from atoll.coordinator.commit import Committer
 from atoll.exchange import Frame, Outcome
 from atoll.exchange.calls import OutcomeCall
 from atoll.island.fragment import IslandFragment, UpdateInFlight
@@ -20,10 +21,13 @@ from atoll.island.memory import WholeMemory
 from atoll.journal import Journal
 from atoll.journal.log import RecordLog
 from atoll.protocol import Reception
+from atoll.protocol.events import CloseRound
 from atoll.protocol.membership import Member, Members
 from atoll.wire import Header, Roster, RosterEntry, Verdict, update_digest
 
 Bug = Callable[[], AbstractContextManager[object]]
+Key = tuple[int, int, str]
+"""Fragment, round and island of an update."""
 
 
 @contextmanager
@@ -39,8 +43,11 @@ def replaced(
         setattr(owner, name, real)
 
 
-def retried_update_applied_twice() -> AbstractContextManager[object]:
+@contextmanager
+def retried_update_applied_twice() -> Iterator[None]:
     """An update that comes again, because its answer was lost, is added again."""
+    staged: set[Key] = set()
+    retried: set[Key] = set()
 
     def publish(
         real: Any, service: Service, frame: Frame, *more: Any, **named: Any
@@ -48,15 +55,28 @@ def retried_update_applied_twice() -> AbstractContextManager[object]:
         reception = real(service, frame, *more, **named)
         header = frame.header
         key = (header.fragment, header.round, header.island)
-        before = service._spool.get(key)
-        if reception is Reception.STAGED and before is not None and key in seen:
-            twice = replace(before.header, weight=before.header.weight + header.weight)
-            service._spool[key] = Frame(twice, before.body)
-        seen.add(key)
+        if reception is Reception.STAGED:
+            (retried if key in staged else staged).add(key)
         return reception
 
-    seen: set[tuple[int, int, str]] = set()
-    return replaced(Service, "_publish", publish)
+    def reduced(
+        real: Any, committer: Committer, close: CloseRound, *more: Any, **named: Any
+    ) -> Any:
+        entries = [
+            replace(entry, weight=2 * entry.weight)
+            if (close.fragment, close.round, entry.island) in retried
+            else entry
+            for entry in close.roster.entries
+        ]
+        twice = replace(close, roster=Roster(tuple(entries)))
+        agreed = real(committer, twice, *more, **named)
+        return Frame(replace(agreed.header, roster=close.roster), agreed.body)
+
+    with (
+        replaced(Service, "_publish", publish),
+        replaced(Committer, "_reduced", reduced),
+    ):
+        yield
 
 
 def commit_answered_before_the_flush() -> AbstractContextManager[object]:

@@ -54,8 +54,8 @@ def one_round(a: Exchange, b: Exchange) -> None:
     for exchange, joined in reversed(islands):
         tokens = TOKENS[joined.island]
         progress = TrainingProgress(inner_steps=5, tokens=tokens)
-        fields = {"progress": progress, "weight": tokens}
-        exchange.publish(update_of(exchange, joined, 1.0, **fields))
+        update = update_of(exchange, joined, 1.0, progress=progress, weight=tokens)
+        exchange.publish(update)
     assert roster_of(a, 1).windows == WINDOWS
 
 

@@ -383,20 +383,6 @@ def test_an_unknown_choice_names_the_nearest_one(
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("sync.mode", "async"),
-    ],
-)
-def test_a_capability_to_come_is_refused_by_name(key: str, value: object) -> None:
-    """A setting that is not served yet is an error that says so, never ignored."""
-    with pytest.raises(
-        SettingsError, match=rf"{key}={value!r} is not available yet\. [CR]"
-    ):
-        set_to(key, value)
-
-
-@pytest.mark.parametrize(
     ("tables", "message"),
     [
         (
@@ -500,6 +486,15 @@ def test_asynchronous_settings_nobody_touched_are_the_documented_ones() -> None:
     assert made.asynchronous == AsyncSection(
         buffer=None, grace_s=None, staleness="none"
     )
+
+
+def test_asynchronous_settings_are_read_as_they_were_written() -> None:
+    """A coordinator and its islands read the tables of an asynchronous run."""
+    made = asynchronous(buffer=4, grace_s=2.0, staleness="inverse")
+
+    assert RunSettings.from_dict(made.to_dict()) == made
+    with pytest.raises(SettingsError, match=r"run\.decay_round=3 has no meaning"):
+        made.with_values({"run.decay_round": 3})
 
 
 def test_staleness_none_is_not_written() -> None:

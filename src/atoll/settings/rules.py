@@ -76,20 +76,12 @@ def written_value(section: Section, declared: Field[Any]) -> Any:
 
 
 def choice(
-    *names: str,
-    later: tuple[str, ...] = (),
-    refused: tuple[tuple[str, str], ...] = (),
+    *names: str, refused: tuple[tuple[str, str], ...] = ()
 ) -> JsonField[str]:
-    """Return the rule for one of a few names.
-
-    Those in `later` belong to a capability still to come, and those in `refused` have
-    a reason.
-    """
+    """Return the rule for one of a few names; those in `refused` have a reason."""
     rule = LANGUAGE.option(*names)
 
     def read(value: object, key: str) -> str:
-        if isinstance(value, str) and value in later:
-            raise not_yet(key, value, f"Choose one of {', '.join(names)}.")
         for name, reason in refused:
             if value == name:
                 raise SettingsError(f"{key}={shown(value)} is refused: {reason}")
@@ -101,17 +93,6 @@ def choice(
         return rule.read(value, key)
 
     return JsonField(str, read)
-
-
-def later(default: object = None) -> JsonField[Any]:
-    """Return the rule for a setting whose capability is still to come."""
-
-    def read(value: object, key: str) -> object:
-        if value is not default:
-            raise not_yet(key, value, f"Remove {key} from the settings.")
-        return value
-
-    return JsonField(lambda value: value, read)
 
 
 def _is_name(text: str) -> bool:
@@ -140,8 +121,3 @@ def wrong_type(key: str, value: object, needed: str) -> SettingsError:
     return SettingsError(
         f"{key} needs {needed}, but got {shown(value)} ({type(value).__name__})."
     )
-
-
-def not_yet(key: str, value: object, remedy: str) -> SettingsError:
-    """Return the error for a value whose capability is still to come."""
-    return SettingsError(f"{key}={shown(value)} is not available yet. {remedy}")

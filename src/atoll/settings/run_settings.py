@@ -11,7 +11,7 @@ from typing import Any
 from atoll.errors import AtollWarning, SettingsError
 from atoll.fields import shortest_fp32, shown
 from atoll.settings import fingerprint, run_file, sections
-from atoll.settings.rules import Section, not_yet, wrong_type
+from atoll.settings.rules import Section, wrong_type
 
 MAX_SINGLE_MOMENTUM = 0.5
 """Above it, rounds of single updates with a buffer of 1 are warned about."""
@@ -117,10 +117,7 @@ class RunSettings:
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any]) -> RunSettings:
         """Make settings from tables as a run file has them, `async` among them."""
-        settings = cls(**run_file.sections_of(tables))
-        if settings.sync.is_async:
-            raise not_yet("sync.mode", "async", "Choose 'sync'.")
-        return settings
+        return cls(**run_file.sections_of(tables))
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return every value that is set, as tables of a run file.

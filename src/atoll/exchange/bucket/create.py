@@ -19,7 +19,6 @@ from atoll.errors import (
     CorruptError,
     FoundingLost,
     NoSuchObject,
-    SettingsError,
     UsageError,
 )
 from atoll.exchange.base import Constants, Frame
@@ -49,11 +48,7 @@ def make_run(
             one that the settings name.
         SettingsError: the settings need a coordinator.
     """
-    if settings.sync.is_async:
-        raise SettingsError(
-            "sync.mode='async' is not available in a bucket yet. Serve the run at a "
-            "coordinator: `atoll serve RUN.toml`."
-        )
+    documents.require_synchronous(settings)
     require_able(store, settings, url=url)
     if settings.run.bundle != (bundle.digest if bundle else None):
         raise UsageError(

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from atoll.errors import CorruptError, NoSuchObject, UsageError
+from atoll.errors import CorruptError, NoSuchObject, SettingsError, UsageError
 from atoll.exchange.api import bodies as fields
 from atoll.exchange.api.messages import (
     BEAT,
@@ -519,6 +519,7 @@ def fetch_settings(store: Store, *, url: str) -> SettingsDocument:
     Raises:
         UsageError: there is no run at the URL.
         CorruptError: the settings are not those that the run was made with.
+        SettingsError: they need a coordinator.
     """
     try:
         document = fetch(store, SETTINGS, keys.SETTINGS)
@@ -537,7 +538,21 @@ def fetch_settings(store: Store, *, url: str) -> SettingsDocument:
             f"settings have {document.settings.fingerprint}: a user has edited them. "
             "Put the old settings back, and change settings with `atoll control`."
         )
+    require_synchronous(document.settings)
     return document
+
+
+def require_synchronous(settings: RunSettings) -> None:
+    """Return unless a run is asynchronous.
+
+    Raises:
+        SettingsError: it is.
+    """
+    if settings.sync.is_async:
+        raise SettingsError(
+            "sync.mode='async' is not available in a bucket yet. Serve the run at a "
+            "coordinator: `atoll serve RUN.toml`."
+        )
 
 
 def require_no_remains(store: Store, *, url: str) -> None:

@@ -5,6 +5,7 @@ AtollError
 │   ├── SettingsError     a setting is unknown, out of range or contradicts another
 │   ├── ModelError        names, shapes, dtypes or constants differ from the run's
 │   ├── NonFinite         a value to be sent is NaN or infinite
+│   ├── NoRows            the run's data has no part for this island
 │   └── NoSuchFile        a file to read does not exist
 ├── RemoteError       someone else failed; retrying may help
 │   ├── Unreachable       no answer arrived
@@ -50,6 +51,10 @@ class NonFinite(UsageError):
     def __init__(self, message: str, *, index: int) -> None:
         super().__init__(message)
         self.index = index
+
+
+class NoRows(UsageError):
+    """The run's data has no part for this island: another start does not help."""
 
 
 class NoSuchFile(UsageError):
@@ -139,8 +144,12 @@ class AtollWarning(UserWarning):
     """The settings are valid, but cost something that was perhaps not meant."""
 
 
+FINAL_EXIT = 6
+"""The exit code of an island that must not be started again: it would end alike."""
+
 # The first branch that fits decides.
 _EXIT_CODES: tuple[tuple[type[AtollError], int], ...] = (
+    (NoRows, FINAL_EXIT),
     (StoreDenied, 4),
     (UsageError, 2),
     (Refused, 4),
@@ -152,5 +161,5 @@ _EXIT_CODES: tuple[tuple[type[AtollError], int], ...] = (
 
 
 def exit_code(error: AtollError) -> int:
-    """Return 2 for usage, 3 for unreachable, 4 for refused, 5 for corrupt."""
+    """Return 2 for usage, 3 unreachable, 4 refused, 5 corrupt, 6 for `NoRows`."""
     return next(code for branch, code in _EXIT_CODES if isinstance(error, branch))

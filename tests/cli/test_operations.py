@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import load_command
-from atoll.errors import CorruptError, Refused, Unreachable, UsageError, exit_code
+from atoll.errors import CorruptError, NoRows, Refused, Unreachable, UsageError, exit_code
 from tests.cli.runs import ISLAND, Served, atoll, ended, serving, started
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -38,11 +38,11 @@ def test_every_option_of_serve_is_in_the_table() -> None:
 
 
 def test_the_exit_codes_are_those_of_the_page() -> None:
-    """2 usage, 3 unreachable, 4 refused, 5 corrupt."""
-    kinds = (UsageError, Unreachable, Refused, CorruptError)
+    """2 usage, 3 unreachable, 4 refused, 5 corrupt, 6 not to be started again."""
+    kinds = (UsageError, Unreachable, Refused, CorruptError, NoRows)
 
-    assert [exit_code(kind("")) for kind in kinds] == [2, 3, 4, 5]
-    for code in range(6):
+    assert [exit_code(kind("")) for kind in kinds] == [2, 3, 4, 5, 6]
+    for code in range(7):
         assert re.search(rf"^\| {code} \| ", DOCUMENT.read_text(), flags=re.MULTILINE)
 
 

@@ -226,6 +226,13 @@ def test_islands_of_unequal_paces_have_a_remedy(
     assert it.status(1.0)["cure"].startswith(remedy)
 
 
+def test_the_share_of_the_rows_that_no_island_has_is_shown() -> None:
+    """Of 8 parts two islands have 2, whoever left or never came has the rest."""
+    it, _ = watched("a", "b", max_islands=8)
+
+    assert it.status(1.0)["unowned_share"] == 6 / 8
+
+
 def test_islands_that_began_with_the_same_batch_are_listed() -> None:
     """Who has said nothing of it is like nobody."""
     it, _ = watched("a", "b", "c", "d")

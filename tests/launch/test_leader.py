@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.errors import FINAL_EXIT
 from atoll.launch.base import Report, State
 from atoll.launch.leader import (
     CANCELLED,
@@ -130,6 +131,21 @@ def test_an_island_that_fails_is_started_again_and_then_left_dead() -> None:
     assert lines.count("life") == 3
     assert lines[1] == "atoll: a-0 ended with exit code 7, and is restarted in 0.01 s."
     assert lines[-1] == "atoll: a-0 ended with exit code 7, and is not restarted."
+
+
+def test_an_island_without_a_part_in_the_run_is_started_once() -> None:
+    """Another start would end the same way, so it is not tried."""
+    restarts = Restarts(first_pause_s=0.01, longest_pause_s=0.02)
+    code = f"print('life', flush=True); raise SystemExit({FINAL_EXIT})"
+    with _leader(code, restarts=restarts) as leader:
+        output, _ = leader.communicate(timeout=100)
+
+    assert leader.returncode == FINAL_EXIT
+    assert output.splitlines() == [
+        "life",
+        "atoll: a-0 ended with exit code 6, and is not restarted: it has no part in "
+        "the run. The error above names the remedy.",
+    ]
 
 
 def test_sigterm_lets_the_island_leave() -> None:

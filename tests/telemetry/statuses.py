@@ -75,6 +75,7 @@ def status(*islands: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "stall_share": 0.12,
         "cure": None,
         "same_data": [],
+        "unowned_share": 0.0,
         "islands": list(islands),
         "recent": [committed(number) for number in (4, 5, 6)],
         "damage": [],

@@ -102,6 +102,15 @@ def test_islands_with_the_same_data_are_named() -> None:
     assert "i7 and 2 more have begun" in told
 
 
+def test_rows_of_no_island_are_shown_with_the_setting() -> None:
+    """Of eight parts, two islands have two."""
+    text = " ".join(page(status(unowned_share=0.75)).split())
+
+    assert "75 % of the rows belong to no island" in text
+    assert "run.max_islands" in text
+    assert "belong to no island" not in page(status(unowned_share=0.0))
+
+
 def test_damage_is_told() -> None:
     """What the journal could do without is said in words."""
     assert "Damage: snapshot 3 is torn." in page(status(damage=["snapshot 3 is torn."]))

@@ -84,6 +84,7 @@ def status_of(
         "stall_share": max(shares, default=0.0),
         "cure": cure(state, now_s, shares),
         "same_data": same_data(stats),
+        "unowned_share": unowned_share(state, now_s),
         "islands": [
             island_of(state, member, now_s, stats.get(name), verdicts.get(name, {}))
             for name, member in sorted(state.members.known.items())
@@ -278,6 +279,14 @@ def same_data(stats: Mapping[str, Stats]) -> list[list[str]]:
         if island_stats.first_batch:
             groups.setdefault(island_stats.first_batch, []).append(name)
     return [names for names in groups.values() if len(names) > 1]
+
+
+def unowned_share(state: CoordinatorState, now_s: float) -> float:
+    """Return the share of the rows that `shard` gives to no live island."""
+    run, members = state.settings.run, state.members
+    parts = run.start_islands if run.max_islands is None else run.max_islands
+    slots = {members.known[name].slot for name in members.live(now_s)}
+    return 1.0 - sum(slot < parts for slot in slots) / parts
 
 
 def shares_of(roster: Roster) -> dict[str, float]:

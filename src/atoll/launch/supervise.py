@@ -5,7 +5,8 @@
                   |----> failed
                   +----> cancelled
 
-Rule 1: only a command that failed is restarted; one that ended with 0 is done.
+Rule 1: only a command that failed is restarted; one that ended with 0 is done, and one
+        that ended with `FINAL_EXIT` would end so again.
 Rule 2: an island that was cancelled ends as `cancelled`, with any exit code.
 Rule 3: an incarnation that outlasts the crash window resets the count of crashes.
 
@@ -38,7 +39,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.errors import CorruptError, NoSuchFile, UsageError
+from atoll.errors import FINAL_EXIT, CorruptError, NoSuchFile, UsageError
 from atoll.launch.base import Report, State
 from atoll.launch.spec import Restarts
 from atoll.security.private_files import (
@@ -232,6 +233,12 @@ class IslandSupervisor:
             self._end(State.CANCELLED, reason)
         elif code == 0:
             self._end(State.FINISHED, "")
+        elif code == FINAL_EXIT:
+            self._end(State.FAILED, f"{reason}: it has no part in the run")
+            self._write(
+                f"ended with {reason}, and is not restarted: it has no part in the "
+                "run. The error above names the remedy."
+            )
         else:
             has_lasted = now_s - self._since_s >= self._restarts.crash_window_s
             self._num_crashes = 0 if has_lasted else self._num_crashes + 1

@@ -139,6 +139,15 @@ class _Page:
                 "rows, as atoll.torch.shard does.",
                 "red",
             )
+        if self.status["state"] == "training" and (
+            share := self.status.get("unowned_share")  # older coordinators have none
+        ):
+            yield from self._paragraph(
+                f"{format_share(share)} of the rows belong to no island, if "
+                "atoll.torch.shard deals them out: it cuts the data into "
+                "run.max_islands parts, or run.start_islands.",
+                "yellow",
+            )
         for damage in self.status["damage"]:
             yield from self._paragraph(f"Damage: {printable(damage)}", "red")
 

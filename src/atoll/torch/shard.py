@@ -26,7 +26,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from atoll.errors import UsageError
+from atoll.errors import NoRows, UsageError
 from atoll.torch.island import Island, handle_of, register_data
 from atoll.wire import blake3_digest
 
@@ -50,8 +50,8 @@ def shard(data: Any, island: Island) -> Any:
             the same order on every island).
 
     Raises:
-        UsageError: more islands have joined than the data has shards, or the data
-            cannot be sharded. The message has the remedy.
+        NoRows: more islands have joined than the data has parts.
+        UsageError: the data cannot be sharded. The message has the remedy.
     """
     row_shard = _row_shard(island)
     _require_ours(data)
@@ -140,7 +140,7 @@ def _row_shard(island: Island) -> RowShard:
     run = island.settings.run
     parts = run.max_islands if run.max_islands is not None else run.start_islands
     if island.slot >= parts:
-        raise UsageError(
+        raise NoRows(
             f"Island {island.name!r} is number {island.slot + 1} of a run whose data "
             f"is cut into {parts} parts. Set run.max_islands to the most islands that "
             "will ever join."

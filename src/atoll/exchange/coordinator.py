@@ -3,6 +3,8 @@
 Rule 1: every call is safe to repeat, so a call without an answer is sent again.
 Rule 2: an update is kept until its outcome is known. A coordinator that restarted has
         lost it, lists it as wanted, and receives the same bytes again.
+Rule 3: the outcome of an asynchronous update is the roster that lists it. Until then
+        it is offered again whenever a later round of its fragment has no outcome yet.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from atoll.errors import (
     CorruptError,
     LeaseLost,
     NameKnown,
+    OutcomeLost,
     RemoteError,
     RunMoved,
 )
@@ -26,7 +29,7 @@ from atoll.protocol.model import bytes_of, to_bring
 from atoll.retry import COORDINATOR_CALL, DAMAGED_CONSTANT, retried
 from atoll.runtime import Runtime
 from atoll.weights import lay_out
-from atoll.wire import FrameKind, Header, blake3_digest
+from atoll.wire import FrameKind, Header, Verdict, blake3_digest, update_digest
 from atoll.wire.digests import Bytes, view_of
 from atoll.wire.frame import voucher
 
@@ -75,10 +78,11 @@ class CoordinatorExchange:
         self._states: list[Frame] = []
         self._outcomes: list[Header] = []
         self._fragments = 0
-        self._has_joined = False
+        self._has_joined = self._is_async = False
         self._has_beaten = False
         self.unconfirmed: dict[tuple[int, int], Frame] = {}
-        """The island's updates without an outcome, by fragment and round."""
+        """The island's updates without an outcome, by fragment and the round that they
+        were sealed for."""
 
         self._receipts = ReceiptCache()
 
@@ -87,6 +91,7 @@ class CoordinatorExchange:
         self._request = replace(
             request, island=reply.island, incarnation=reply.incarnation
         )
+        self._is_async = reply.settings.sync.is_async
         self._fragments = len(lay_out(request.model, reply.settings))
         self._position = reply.position
         self._beat = protocol.Heartbeat(
@@ -191,10 +196,14 @@ class CoordinatorExchange:
         wait_s = calls.LONG_POLL_S if wait_s else 0.0
         beat = self._beat and self._receipts.with_receipts(self._beat)
         call = calls.OutcomeCall(fragment, round, wait_s, beat, has_body=has_body)
-        reply = self._ask(call)
+        try:
+            reply = self._ask(call)
+        except OutcomeLost:
+            self._forget(fragment, round)
+            raise
         if isinstance(reply, Outcome):
             self.note_receipts(reply)
-            self.unconfirmed.pop((fragment, round), None)
+            self._confirm(reply.agreed.header)
             self._position = reply.position
             return reply
         self._position = cast(protocol.Position | None, reply) or self._position
@@ -241,6 +250,39 @@ class CoordinatorExchange:
         self._beat = None
         self._ask(calls.LeaveCall(island, incarnation))
 
+    def _confirm(self, agreed: Header) -> None:
+        """Forget the updates whose outcome is known."""
+        if not self._is_async:
+            self.unconfirmed.pop((agreed.fragment, agreed.round), None)
+            return
+        assert agreed.roster is not None
+        for label, frame in self._standing(agreed.fragment, agreed.round):
+            digest = update_digest(frame.header)
+            verdict = protocol.verdict_of(agreed.roster, frame.header.island, digest)
+            if verdict is not Verdict.LATE:
+                self.unconfirmed.pop((agreed.fragment, label), None)
+
+    def _forget(self, fragment: int, round: int) -> None:
+        """Forget the updates that a lost round may have listed."""
+        for label, _ in self._standing(fragment, round):
+            self.unconfirmed.pop((fragment, label), None)
+
+    def _standing(self, fragment: int, round: int) -> list[tuple[int, Frame]]:
+        """Return the updates that a round may list, by the rounds of their seals."""
+        if not self._is_async:
+            frame = self.unconfirmed.get((fragment, round))
+            return [] if frame is None else [(round, frame)]
+        # Another thread may publish at the same time.
+        frames = list(self.unconfirmed.items())
+        return sorted(
+            (
+                (label, frame)
+                for (index, label), frame in frames
+                if index == fragment and label <= round
+            ),
+            key=lambda item: item[0],
+        )
+
     def _send_wanted(self) -> None:
         """Upload wanted updates again: the coordinator has restarted and lost them."""
         position = self._position
@@ -249,12 +291,10 @@ class CoordinatorExchange:
             self._send_again(fragment, position.rounds[fragment])
 
     def _send_again(self, fragment: int, round: int) -> None:
-        frame = self.unconfirmed.get((fragment, round))
-        if (
-            frame
-            and self._ask(calls.OfferCall(frame.header)) is protocol.Reception.WANTED
-        ):
-            self._ask(calls.PublishCall(frame))
+        for _, frame in self._standing(fragment, round):
+            reception = self._ask(calls.OfferCall(frame.header))
+            if reception is protocol.Reception.WANTED:
+                self._ask(calls.PublishCall(frame))
 
     def _beat_if_silent(self) -> None:
         """Send a heartbeat, unless another call has carried one since the last time."""

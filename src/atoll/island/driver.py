@@ -57,7 +57,9 @@ class Driver:
         self._exchange, self._joined, self._slots = exchange, joined, slots
         self._tally, self._runtime = tally, runtime
         self.worker = SyncWorker(exchange, joined, slots, memory, tally, runtime)
-        self._departing = DepartureSender(exchange, self.worker, memory)
+        self._departing = DepartureSender(
+            exchange, self.worker, memory, is_async=joined.settings.sync.is_async
+        )
         self.ledger = WorkLedger(joined, tally)
         self._live = LiveWeights(
             memory,
@@ -210,9 +212,8 @@ class Driver:
         try:
             arrival = self._wait(slot, sealed)
         except RunEnded:
-            self._live.forget(sealed)
-            slot.sealed = None
-            return self._advance(protocol.NeverOpens(slot.index))
+            self._forget_uncounted(slot, sealed)
+            return self._advance(self._never_opens(slot))
         if isinstance(arrival, FragmentsWanted):
             self._forget_void()
             return self._advance(
@@ -241,7 +242,8 @@ class Driver:
     ) -> AppliedOutcome | FragmentsWanted:
         waits_from_s = self._runtime.now_s()
         try:
-            return self.worker.wait(sealed, self._beat((slot.index, sealed.round)))
+            beat = self._beat((slot.index, sealed.round))
+            return self.worker.wait(sealed, self.worker.renewed(beat))
         finally:
             self._tally.wait_s += self._runtime.now_s() - waits_from_s
 
@@ -259,6 +261,22 @@ class Driver:
             raise
         self.ledger.count(slot, sealed, arrival)
         slot.sealed = None
+
+    def _forget_uncounted(self, slot: IslandFragment, sealed: UpdateInFlight) -> None:
+        """Forget an update that no round takes, because the run has ended.
+
+        The live weights of an asynchronous island lose its work, because the anchor
+        has moved since it was sealed.
+        """
+        if self._plan.is_async and not sealed.is_awaited:
+            self._live.take(slot, sealed, protocol.WorkDecision.REBASE)
+        else:
+            self._live.forget(sealed)
+        slot.sealed = None
+
+    def _never_opens(self, slot: IslandFragment) -> protocol.NeverOpens:
+        last_round = slot.state.round if self._plan.is_async else None
+        return protocol.NeverOpens(slot.index, last_round=last_round)
 
     def _forget_void(self) -> None:
         """Forget awaited rounds that the run requests an update for after all."""
@@ -379,6 +397,7 @@ def plan_of(
         num_fragments=sync.num_fragments,
         overlap_steps=sync.overlap_steps,
         has_buffers=slots[-1].layout.is_buffers,
+        is_async=sync.is_async,
     )
 
 
@@ -406,6 +425,7 @@ def _position_of(
         step=position.step,
         rounds=tuple(slot.state.round + 1 for slot in slots),
         last_round=position.last_round,
+        last_rounds=position.last_rounds,
         tokens=position.tokens,
     )
 
@@ -426,9 +446,15 @@ class DepartureSender:
     """Publishes the work that no round has counted, marked departing."""
 
     def __init__(
-        self, exchange: Exchange, worker: SyncWorker, memory: IslandMemory
+        self,
+        exchange: Exchange,
+        worker: SyncWorker,
+        memory: IslandMemory,
+        *,
+        is_async: bool,
     ) -> None:
         self._exchange, self._worker, self._memory = exchange, worker, memory
+        self._is_async = is_async
 
     def resend(
         self, slot: IslandFragment, book: FragmentSync, beat: protocol.Heartbeat
@@ -457,10 +483,13 @@ class DepartureSender:
             return
         if not sealed.arrival.done():
             self._worker.receive(slot, sealed, book)
-        if sealed.outcome is None:
-            # An earlier incarnation's update is staged, or the line has failed:
-            # `send_rest` publishes all of it.
-            slot.sealed = None
+        if sealed.outcome is not None:
+            return
+        # An earlier incarnation's update is staged, or the line has failed.
+        if slot.read_digest() == frame.header.base:
+            slot.sealed = None  # `send_rest` publishes all of it
+        else:
+            _warn_not_taken(frame.header)
 
     def send_rest(
         self, slot: IslandFragment, rest: UpdateInFlight, beat: protocol.Heartbeat
@@ -479,6 +508,8 @@ class DepartureSender:
                 return False
             if flying.outcome is not None:
                 rest.round = flying.outcome.through + 1
+            # Rounds may have passed that an asynchronous update is not listed in.
+            rest.round = max(rest.round, slot.held_round.round + 1)
             is_settled = flying.outcome is not None
             self._memory.since(slot, flying, rest, is_settled=is_settled)
         try:
@@ -496,7 +527,7 @@ class DepartureSender:
     ) -> bool:
         """Publish for the open round; try the next one when it closes meanwhile."""
         first = rest.round
-        while rest.round <= first + CARRIED_ROUNDS:
+        for _ in range(1 + CARRIED_ROUNDS):
             frame = self._worker.seal(
                 slot, rest, FrameKind.DEPARTING, is_difference=is_difference
             )
@@ -519,24 +550,28 @@ class DepartureSender:
         Return the round to try instead, if this one has closed without it. Return None
         if the update is staged, or an outcome lists it.
         """
-        header = frame.header
-        self._exchange.heartbeat(self._worker.with_held_rounds(beat))
+        header, first = frame.header, frame.header.round
+        self._exchange.heartbeat(self._worker.renewed(beat))
         while True:
             reception = self._worker.publish(frame)
             if reception is protocol.Reception.STAGED:
                 return None
-            if reception is protocol.Reception.SPOKEN_FOR:
+            if reception is protocol.Reception.SPOKEN_FOR and not self._is_async:
                 return header.round + 1
-            beat = self._worker.with_held_rounds(beat)
+            beat = self._worker.renewed(beat)
             self._worker.publish_lost(self._exchange.heartbeat(beat, at_once=True))
-            outcome = self._exchange.outcome(
-                header.fragment, header.round, wait_s=POLL_S
-            )
-            if outcome is not None:
-                return self._missed(header, outcome)
+            while outcome := self._exchange.outcome(
+                header.fragment, first, wait_s=POLL_S, has_body=False
+            ):
+                missed = self._missed(header, outcome)
+                if missed is None or not self._is_async:
+                    return missed
+                first += 1  # any later roster may list it
+            if reception is protocol.Reception.COMMITTED and self._is_async:
+                return first
 
     def _missed(self, header: Header, outcome: Outcome) -> int | None:
-        """Return the round that is open now; None if an outcome lists the update."""
+        """Return the round that is open now; None if the outcome lists the update."""
         roster = outcome.agreed.header.roster
         assert roster is not None
         verdict = protocol.verdict_of(roster, header.island, update_digest(header))
@@ -551,6 +586,16 @@ class DepartureSender:
                 stacklevel=2,
             )
         return None
+
+
+def _warn_not_taken(header: Header) -> None:
+    warnings.warn(
+        f"Island {header.island!r} leaves, and the run does not take its update of "
+        f"fragment {header.fragment} for round {header.round}: its work is lost. "
+        "The work since its seal is published.",
+        AtollWarning,
+        stacklevel=2,
+    )
 
 
 def _takes_rest_along(flying: UpdateInFlight) -> bool:

@@ -66,6 +66,11 @@ class UpdateInFlight:
     """The frame is made of the parts of several processes, and one process has it."""
 
     residual_after: F32 | None = None
+    receipt: AppliedOutcome | None = None
+    """Of an asynchronous update: its outcome, before the island has it in `arrival`."""
+
+    listed: int = 0
+    """The round of the roster that is the receipt."""
 
     @property
     def has_bytes(self) -> bool:

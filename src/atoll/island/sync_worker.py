@@ -7,6 +7,9 @@ Rule 1: a round that was over at the checkpoint is taken by itself, at the step 
 Rule 2: if an update of an earlier incarnation has counted and this incarnation does not
         make it again to the byte, the update contains this incarnation's work too. The
         work must not count twice, so it is dropped.
+
+In an asynchronous run the worker takes outcomes one by one, until one is the receipt of
+the update in flight: see `receipts`.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from atoll.island.entry import fetch_state, state_frame
 from atoll.island.fragment import IslandFragment, SealTerms, UpdateInFlight
 from atoll.island.identity import update_seed
 from atoll.island.progress import IslandCounters
+from atoll.island.receipts import ReceiptReader
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted
 from atoll.protocol.island import FragmentSync
 from atoll.runtime import Runtime, Worker
@@ -54,6 +58,8 @@ class SyncWorker:
         self._exchange, self._joined, self._slots = exchange, joined, slots
         self._memory, self._tally = memory, tally
         self._decay = joined.settings.wire.error_feedback_decay
+        self._is_async = joined.settings.sync.is_async
+        self._receipts = ReceiptReader(exchange, joined, memory, tally)
         self._stops = False
         self._sealing = threading.Lock()
         self._runtime = runtime
@@ -106,9 +112,18 @@ class SyncWorker:
         self._stops = True
         self._receiver.shutdown()
 
-    def with_held_rounds(self, beat: protocol.Heartbeat) -> protocol.Heartbeat:
-        """Return the heartbeat with the rounds that the island holds now."""
-        return replace(beat, holds=tuple(slot.held_round for slot in self._slots))
+    def renewed(self, beat: protocol.Heartbeat) -> protocol.Heartbeat:
+        """Return the heartbeat with the rounds that the island holds now.
+
+        An asynchronous island may take several outcomes while it waits: it waits for
+        the round after the one that it holds.
+        """
+        holds = tuple(slot.held_round for slot in self._slots)
+        waits_for = beat.waits_for
+        if self._is_async and waits_for is not None:
+            fragment, _ = waits_for
+            waits_for = fragment, holds[fragment].round + 1
+        return replace(beat, holds=holds, waits_for=waits_for)
 
     def _send(self, slot: IslandFragment, book: FragmentSync) -> None:
         sealed = slot.sealed
@@ -215,6 +230,9 @@ class SyncWorker:
         if sealed.is_void:
             return
         try:
+            if self._is_async:
+                self._receive_standing(slot, sealed, book)
+                return
             outcomes = self._outcomes(slot, sealed)
             if outcomes is None:
                 self._receiver.submit(self.receive, slot, sealed, book)
@@ -226,6 +244,32 @@ class SyncWorker:
             self._start_over(slot, sealed, str(exc))
         except BaseException as exc:  # the thread that trains must learn of it
             sealed.arrival.set_exception(exc)
+
+    def _receive_standing(
+        self, slot: IslandFragment, sealed: UpdateInFlight, book: FragmentSync
+    ) -> None:
+        """Take outcomes until one is the receipt, and those that are over by then.
+
+        An island that leaves takes those that are over, without waiting.
+        """
+        while sealed.receipt is None:
+            is_last_look = self._stops
+            wait_s = 0.0 if is_last_look else POLL_S
+            has_taken = self._receipts.take_next(slot, sealed, book, wait_s=wait_s)
+            if is_last_look and not has_taken:
+                return
+            if sealed.receipt is not None:
+                break
+            if self._pass_requests() or self._waits_elsewhere(sealed):
+                self._receiver.submit(self.receive, slot, sealed, book)
+                return
+        self._receipts.take_rest(slot, sealed, book)
+        with slot.turn:
+            receipt = sealed.receipt
+            sealed.arrival.set_result(receipt)
+        if receipt.position is not None:
+            for fragment in receipt.position.lost:
+                self._sender.submit(self._publish_lost_state, self._slots[fragment])
 
     def _outcomes(
         self, slot: IslandFragment, sealed: UpdateInFlight
@@ -288,7 +332,7 @@ class SyncWorker:
         if waiting is None:
             return False
         sealed, beat = waiting
-        position = self._exchange.heartbeat(self.with_held_rounds(beat))
+        position = self._exchange.heartbeat(self.renewed(beat))
         self.publish_lost(position)
         wanted = {
             index: position.rounds[index]
@@ -305,9 +349,16 @@ class SyncWorker:
         return True
 
     def _is_on_its_way(self, slot: IslandFragment, round: int) -> bool:
-        """Return whether this incarnation has an update for a round, or its outcome."""
+        """Return whether this incarnation has an update for a round, or its outcome.
+
+        An asynchronous update without a receipt may count in any later round.
+        """
         sealed = slot.sealed
-        if sealed is None or sealed.round != round:
+        if sealed is None:
+            return False
+        if self._is_async and not sealed.is_awaited:
+            return sealed.round <= round and not sealed.arrival.done()
+        if sealed.round != round:
             return False
         return not sealed.is_awaited or sealed.arrival.done()
 

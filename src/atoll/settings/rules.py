@@ -75,9 +75,7 @@ def written_value(section: Section, declared: Field[Any]) -> Any:
     return rule.write(getattr(section, declared.name))
 
 
-def choice(
-    *names: str, refused: tuple[tuple[str, str], ...] = ()
-) -> JsonField[str]:
+def choice(*names: str, refused: tuple[tuple[str, str], ...] = ()) -> JsonField[str]:
     """Return the rule for one of a few names; those in `refused` have a reason."""
     rule = LANGUAGE.option(*names)
 

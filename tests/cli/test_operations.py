@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import load_command
-from atoll.errors import CorruptError, NoRows, Refused, Unreachable, UsageError, exit_code
+from atoll.errors import (
+    CorruptError,
+    NoRows,
+    Refused,
+    Unreachable,
+    UsageError,
+    exit_code,
+)
 from tests.cli.runs import ISLAND, Served, atoll, ended, serving, started
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"

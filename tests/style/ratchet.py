@@ -54,6 +54,7 @@ OWN_MODULES = {
     "atoll.integrations.torchft.state_transfer": "a protocol, and its byte format",
     "atoll.integrations.transformers.model": "adapter of transformers' model classes",
     "atoll.island.driver": "performs the machine's actions; the host is the face",
+    "atoll.island.receipts": "asynchronous rounds; the sync worker runs it in a thread",
     "atoll.island.sync_worker": "all that runs in the background threads of an island",
     "atoll.jax.checkpoint": "adapter of JAX, loaded only for a value of JAX",
     "atoll.kernels.with_numba.codecs": "listed for `kernels.active`",

@@ -194,7 +194,7 @@ class ReceiptReader:
         if sealed.receipt is not None:
             self._note_passed(slot, sealed, book, outcome)
             return
-        self._judge_held_back(slot, header)
+        judge_held_back(self._memory, slot, header, island=self._island)
         digest = b""
         if sealed.frame is not None:
             digest = wire.update_digest(sealed.frame.header)
@@ -235,14 +235,17 @@ class ReceiptReader:
             position=outcome.position,
         )
 
-    def _judge_held_back(self, slot: IslandFragment, outcome: wire.Header) -> None:
-        """Decide by an outcome which part of the held-back work has not counted."""
-        held_back = slot.held_back
-        if held_back is None or held_back.round != outcome.round:
-            return
-        assert outcome.roster is not None
-        held_back.judge(outcome.roster, self._island)
-        self._memory.leave_over(slot, held_back.saved, held_back.remains)
+
+def judge_held_back(
+    memory: IslandMemory, slot: IslandFragment, outcome: wire.Header, *, island: str
+) -> None:
+    """Decide by an outcome which part of the held-back work has not counted."""
+    held_back = slot.held_back
+    if held_back is None or held_back.round != outcome.round:
+        return
+    assert outcome.roster is not None
+    held_back.judge(outcome.roster, island)
+    memory.leave_over(slot, held_back.saved, held_back.remains)
 
 
 def _state_bytes(slot: IslandFragment) -> int:

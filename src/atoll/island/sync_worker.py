@@ -30,7 +30,7 @@ from atoll.island.entry import fetch_state, state_frame
 from atoll.island.fragment import IslandFragment, SealTerms, UpdateInFlight
 from atoll.island.identity import update_seed
 from atoll.island.progress import IslandCounters
-from atoll.island.receipts import ReceiptReader
+from atoll.island.receipts import ReceiptReader, judge_held_back
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted
 from atoll.protocol.island import FragmentSync
 from atoll.runtime import Runtime, Worker
@@ -439,7 +439,7 @@ class SyncWorker:
             else:
                 self._apply_or_fetch(slot, outcomes)
             self._memory.settle(slot, sealed, residual)
-            self._judge_held_back(slot, first)
+            judge_held_back(self._memory, slot, first, island=self._joined.island)
             sealed.arrival.set_result(
                 AppliedOutcome(
                     decision=decision,
@@ -464,15 +464,6 @@ class SyncWorker:
             if (entry := roster.entry(self._joined.island)) is not None:
                 return entry.window
         return None
-
-    def _judge_held_back(self, slot: IslandFragment, outcome: wire.Header) -> None:
-        """Decide by an outcome which part of the held-back work has not counted."""
-        held_back = slot.held_back
-        if held_back is None or held_back.round != outcome.round:
-            return
-        assert outcome.roster is not None
-        held_back.judge(outcome.roster, self._joined.island)
-        self._memory.leave_over(slot, held_back.saved, held_back.remains)
 
     def _start_over(
         self, slot: IslandFragment, sealed: UpdateInFlight, reason: str

@@ -1,7 +1,7 @@
 """The way of an asynchronous update to its receipt: the roster that lists it.
 
 Rule 1: an island takes the outcomes of a fragment in the order of their rounds, from
-        its state on, and applies each one at once. Neither its live weights nor the
+        its state on, and applies each one immediately. Neither its live weights nor the
         bytes of the update in flight depend on the anchor.
 Rule 2: an update's receipt is a roster with its digest. A wait without an update ends
         with the outcome of its round.

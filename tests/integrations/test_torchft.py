@@ -225,6 +225,7 @@ def test_the_end_of_the_run_ends_the_block() -> None:
         ({"sync.overlap_steps": 3}, "sync.overlap_steps=3"),
         ({"sync.num_fragments": 1}, "sync.num_fragments=1"),
         ({"sync.dynamic_local_updates": True}, "sync.dynamic_local_updates=True"),
+        ({"data.order": "run"}, "data.order='run'"),
         ({"run.end_tokens": 5}, "run.end_tokens=5"),
         ({"outer.weight": "tokens"}, "outer.weight='tokens'"),
     ],

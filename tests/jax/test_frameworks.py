@@ -125,6 +125,7 @@ def test_any_library_trains_as_islands(make: Callable[[], Made]) -> None:
         ({"outer": {"merge": "radial"}}, {}, "radial.*Choose merge='mean'"),
         ({"outer": {"weight": "tokens"}}, {}, "weight='tokens' has no meaning"),
         ({"sync": {"dynamic_local_updates": True}}, {}, "updates=true has no meaning"),
+        ({"data": {"order": "run"}}, {}, "order='run' does not work in atoll.jax"),
         ({"wire": {"up": "bf16-stochastic"}}, {}, "wire.up='bf16-stochastic' is not"),
         ({}, {"num_islands": 0}, "num_islands=0 must be at least 1"),
         ({}, {"spread_outer": True}, "spread_outer=True needs a mesh"),

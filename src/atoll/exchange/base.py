@@ -1,4 +1,4 @@
-"""The ports of an exchange: taking part in a run, and keeping its constants.
+"""The ports of an exchange: taking part in a run, its constants and its rows.
 
 Rules of constants, the frozen tensors that a founder uploads to its run:
 
@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.data import Ask, Claim, DataSpec
 from atoll.errors import CorruptError
 from atoll.protocol import (
     Heartbeat,
@@ -161,6 +162,34 @@ class Keeper(Protocol):
 
 class KeepingExchange(Exchange, Keeper, Protocol):
     """An exchange for founders and all other islands."""
+
+
+class Dealer(Protocol):
+    """Deals out the rows of a run with `data.order = "run"`. Islands' hosts call it."""
+
+    def open_data(self, island: str, incarnation: int, data: DataSpec) -> DataSpec:
+        """Describe the data of an island, and return the description that the run has.
+
+        Called before the first claim, and again when a stream has come to its end.
+        Safe to repeat.
+
+        Raises:
+            UsageError: it is empty, or another dataset than that of the run.
+        """
+        ...
+
+    def claim(self, ask: Ask) -> Claim:
+        """Return turns of the run's order, which now belong to the island.
+
+        They are durable before this returns. The same number again gets the same
+        turns, so it is safe to repeat. Without turns the island asks again later,
+        under the same number, unless the data is over.
+
+        Raises:
+            UsageError: no island has opened the data.
+            LeaseLost: another incarnation holds the island's name.
+        """
+        ...
 
 
 def verified(constant: TensorSpec, parts: Iterable[Bytes]) -> Iterator[memoryview]:

@@ -190,6 +190,7 @@ def _corrections(momentum: float) -> list[tuple[float, float]]:
 
 def _require_available(settings: RunSettings) -> None:
     settings.require_synchronous("atoll.jax.diloco")
+    settings.require_cut_data("atoll.jax.diloco")
     if settings.outer.merge == "radial":
         raise UsageError(
             "outer.merge='radial' needs norms of whole tensors in fp64, which a "

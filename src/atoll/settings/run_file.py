@@ -27,6 +27,7 @@ SECTIONS: dict[str, type[Section]] = {
     "wire": sections.WireSection,
     "outer": sections.OuterSection,
     "async": sections.AsyncSection,
+    "data": sections.DataSection,
     "store": sections.StoreSection,
     "limits": sections.LimitsSection,
 }

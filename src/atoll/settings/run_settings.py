@@ -39,6 +39,9 @@ class RunSettings:
     asynchronous: sections.AsyncSection = field(default_factory=sections.AsyncSection)
     """Rounds that take who arrived."""
 
+    data: sections.DataSection = field(default_factory=sections.DataSection)
+    """How rows of the data are assigned to islands."""
+
     store: sections.StoreSection = field(default_factory=sections.StoreSection)
     """Runs without a coordinator."""
 
@@ -50,6 +53,7 @@ class RunSettings:
             if not isinstance(section, run_file.SECTIONS[table]):
                 raise wrong_type(table, section, run_file.SECTIONS[table].__name__)
         self._check_sparse()
+        self._check_claims()
         if self.sync.is_async:
             self._check_law()
             self._check_single_updates()
@@ -109,6 +113,14 @@ class RunSettings:
                 stacklevel=4,
             )
 
+    def _check_claims(self) -> None:
+        if self.data.is_dealt and self.store.decider is not None:
+            raise SettingsError(
+                f"store.decider={self.store.decider!r} does not work with "
+                "data.order='run': claims of rows need a store that can put-if-absent. "
+                "Choose another store, or order='islands'."
+            )
+
     @classmethod
     def from_toml(cls, path: str | Path) -> RunSettings:
         """Read a run file; `SettingsError` names the fault and its line."""
@@ -147,6 +159,19 @@ class RunSettings:
             raise SettingsError(
                 f"sync.mode='async' does not work in {host}, where no round closes by "
                 "time. Join each island to a coordinator, or choose mode='sync'."
+            )
+
+    def require_cut_data(self, host: str) -> None:
+        """Return unless the run deals rows out.
+
+        Raises:
+            SettingsError: it does, and nothing can deal them out in `host`.
+        """
+        if self.data.is_dealt:
+            raise SettingsError(
+                f"data.order='run' does not work in {host}, which has no claims of "
+                "rows. Join each island to a coordinator or a bucket, or choose "
+                "order='islands'."
             )
 
     @property

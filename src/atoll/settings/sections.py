@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass
 
 from atoll.errors import AtollWarning, SettingsError
-from atoll.fields import shortest_fp32
+from atoll.fields import shortest_fp32, shown
 from atoll.settings import rules
 
 # A roster holds at most this many islands, and a fragment's number fits 16 bits with
@@ -38,6 +38,8 @@ _OUTER_LR = rules.number(0.0, 2.0**20, is_low_open=True, is_fp32=True)
 _MOMENTUM = rules.number(0.0, 1.0, is_high_open=True, is_fp32=True)
 _POSITIVE = rules.number(0.0, is_low_open=True)
 _MAX_GRACE_S = 86_400.0
+MAX_UNIT_ROWS = 2**31
+MAX_PASSES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,6 +306,48 @@ class AsyncSection:
 
     def __post_init__(self) -> None:
         rules.check_fields(self, "async")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSection:
+    """`[data]`: how rows of the data are assigned to islands."""
+
+    order: str = rules.unwritten("islands", rules.choice("islands", "run"))
+    """`islands`: each cuts a share by its slot. `run`: the run deals rows out."""
+
+    unit_rows: int = rules.unwritten(1024, rules.integer(1, MAX_UNIT_ROWS))
+    """Rows that are dealt together."""
+
+    passes: int = rules.unwritten(1, rules.integer(0, MAX_PASSES))
+    """Times that each row is dealt; 0: without end."""
+
+    shuffle: bool = rules.unwritten(True, rules.FLAG)
+    """Whether rows are dealt in an order of the run's own, or as they lie."""
+
+    seed: int = rules.unwritten(0, rules.integer(0, _MAX_COUNT))
+    """Of that order."""
+
+    def __post_init__(self) -> None:
+        rules.check_fields(self, "data")
+        if not self.is_dealt:
+            self._check_unused()
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether the run deals rows out."""
+        return self.order == "run"
+
+    def _check_unused(self) -> None:
+        for name, default in _DEALING.items():
+            value = getattr(self, name)
+            if value != default:
+                raise SettingsError(
+                    f"data.{name}={shown(value)} has no effect with "
+                    "data.order='islands'. Remove it, or choose order='run'."
+                )
+
+
+_DEALING = {"unit_rows": 1024, "passes": 1, "shuffle": True, "seed": 0}
 
 
 @dataclass(frozen=True, kw_only=True)

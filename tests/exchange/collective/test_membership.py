@@ -332,6 +332,15 @@ def test_a_run_with_dynamic_local_updates_is_refused() -> None:
     assert "cannot join the run: sync.dynamic_local" in failure_of(rank)
 
 
+def test_a_run_that_deals_out_rows_is_refused_by_name() -> None:
+    """A collective has no claims of rows."""
+    tables = plain_settings().to_dict() | {"data": {"order": "run"}}
+    bureau = Bureau(RunSettings.from_dict(tables))
+    (rank,) = collective(bureau, 1).values()
+    with pytest.raises(SettingsError, match="order='run' does not work in a coll"):
+        enter(rank, "i0")
+
+
 def test_a_run_that_gathers_is_refused_by_name() -> None:
     """Every rank is told the remedy, and no round waits for it."""
     gathers = plain_settings(start_islands=2).with_values({"wire.down": "gather"})

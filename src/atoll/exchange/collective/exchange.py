@@ -341,6 +341,7 @@ log = logging.getLogger("atoll")
 def _require_settings(settings: RunSettings) -> None:
     """Raise SettingsError for settings that a collective cannot follow."""
     settings.require_synchronous("a collective")
+    settings.require_cut_data("a collective")
     if settings.sync.dynamic_local_updates:
         raise SettingsError(
             "sync.dynamic_local_updates=true lets islands make different inner "

@@ -73,6 +73,7 @@ def require_settings(settings: RunSettings, *, num_fragments: int) -> None:
         ("outer.optimizer", outer.optimizer, "sgd", "torchft takes the outer step"),
         ("outer.lr", outer.lr, 1.0, "torchft takes the outer step"),
         ("outer.weight", outer.weight, "uniform", "torchft reports no tokens"),
+        ("data.order", settings.data.order, "islands", "torchft reads its own data"),
         ("run.end_tokens", settings.run.end_tokens, None, "torchft reports no tokens"),
     ]
     for key, value, must, because in needed:

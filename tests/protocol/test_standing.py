@@ -21,9 +21,9 @@ from atoll.protocol.events import (
     UpdateStored,
 )
 from atoll.protocol.join_leave import reply_to
-from atoll.protocol.membership import LEASE_S, ListedUpdate
+from atoll.protocol.membership import LEASE_S
 from atoll.protocol.messages import CountedWork
-from atoll.protocol.rounds import Phase, Reception
+from atoll.protocol.rounds import ListedUpdate, Phase, Reception
 from atoll.settings.sections import AsyncSection, RunSection, SyncSection
 from atoll.wire import FrameKind, Header, Roster, Verdict, update_digest, with_body
 from tests.protocol.test_coordinator import OUTER, Desk, closings

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atoll import RunSettings
 from atoll.protocol import Heartbeat, HeldRound, observer
 from atoll.protocol.coordinator import advance
-from atoll.protocol.coordinator_state import CoordinatorState
+from atoll.protocol.coordinator_state import CoordinatorState, ListedWindow, Windows
 from atoll.protocol.events import (
     ConnectionLost,
     FoundingSeen,
@@ -24,7 +24,7 @@ from atoll.protocol.events import (
     Tick,
 )
 from atoll.protocol.join_leave import MAX_IDLE_NAMES, reply_to
-from atoll.protocol.membership import LEASE_S, ListedWindow, Windows
+from atoll.protocol.membership import LEASE_S
 from atoll.protocol.rounds import refuse_all
 from atoll.wire import FrameKind, Roster, RosterEntry, Verdict
 from tests.protocol.test_coordinator import (

@@ -30,7 +30,7 @@ from atoll.errors import AtollError, CorruptError, DiskError, OutcomeLost, Refus
 from atoll.exchange import Frame, Outcome
 from atoll.exchange.calls import JoinCall, RecoverCall
 from atoll.journal import Journal
-from atoll.journal.files import Body, is_large
+from atoll.journal.files import Body, is_large, key_of
 from atoll.protocol import Heartbeat, HeldRound, Position
 from atoll.protocol.coordinator import advance
 from atoll.protocol.coordinator_state import CoordinatorState
@@ -103,6 +103,9 @@ class Committer:
         self._journal, self._weights, self._spool = journal, weights, spool
         self._pending: dict[int, PendingOutcome] = {}
         self._uncompacted: set[int] = set()
+        self._compacted: dict[int, int] = {}
+        """The last round of each fragment of an asynchronous run with a state."""
+
         self._spare = BodyPool()
         self.collective_outcomes: dict[int, Frame] = {}
         """Outcomes of closing rounds that a collective has reduced, by fragment."""
@@ -158,10 +161,7 @@ class Committer:
 
     def _updates(self, close: CloseRound) -> dict[str, tuple[Header, np.ndarray]]:
         """Return the staged updates of a closing round, by their islands."""
-        frames = (
-            self._spool[close.fragment, close.round, header.island]
-            for header in close.staged
-        )
+        frames = (self._spool[key_of(header)] for header in close.staged)
         return {frame.header.island: (frame.header, frame.body) for frame in frames}
 
     def _reduced(
@@ -194,13 +194,15 @@ class Committer:
         return Frame(header, body)
 
     def commit(self, pending: PendingOutcome) -> None:
-        """Make an outcome durable, and drop its updates.
+        """Make an outcome durable. Safe to repeat until `end`.
 
         Raises:
             DiskError: the outcome is still pending, and must not be sent.
         """
         fragment, header = pending.close.fragment, pending.header
         self._pending[fragment] = pending
+        if self._journal.recorded.fragments[fragment].round >= header.round:
+            return
         with span("journal"):
             self._journal.commit(
                 header,
@@ -208,18 +210,39 @@ class Committer:
                 digest_after=self._weights[fragment].digest,
                 epoch=pending.close.epoch,
             )
-        self.end(fragment, header.round)
-        if header.round % COMPACT_ROUNDS == 0:
+        if self._is_compacted_after(pending):
             self._uncompacted.add(fragment)
 
-    def end(self, fragment: int, round: int) -> None:
-        """Drop the pending outcome and the updates of a round that is over."""
-        self._pending.pop(fragment, None)
-        self._forget(fragment, round)
+    def _is_compacted_after(self, pending: PendingOutcome) -> bool:
+        """Return whether a state is written after a round.
 
-    def keep(self, fragment: int, round: int, island: str) -> None:
+        An asynchronous round has the updates of a part of the islands: between two
+        states it has as many more rounds as its buffer takes of them.
+        """
+        fragment, round = pending.close.fragment, pending.header.round
+        if not pending.close.buffer:
+            return round % COMPACT_ROUNDS == 0
+        members = self._journal.recorded.members.values()
+        islands = sum(not member.has_left for member in members)
+        factor = max(1, min(pending.close.buffer, islands))
+        first = self._compacted.setdefault(fragment, round - 1)
+        if round - first < COMPACT_ROUNDS * factor:
+            return False
+        self._compacted[fragment] = round
+        return True
+
+    def end(self, round: Round) -> None:
+        """Drop the pending outcome before an open round, and updates it has not."""
+        fragment = round.fragment
+        self._pending.pop(fragment, None)
+        keys = {key_of(header) for header in round.updates}
+        for key in [key for key in self._spool if key[0] == fragment]:
+            if key not in keys:
+                del self._spool[key]
+
+    def keep(self, header: Header) -> None:
         """Make a staged update durable, because its island departs or has departed."""
-        standing = self._spool.get((fragment, round, island))
+        standing = self._spool.get(key_of(header))
         if standing is None:
             return  # its body was never received, and the outcome is almost durable
         frame = as_departing(standing)
@@ -261,12 +284,6 @@ class Committer:
         with suppress(DiskError), span("journal"):
             self._journal.prepare(pending.header, pending.body)
 
-    def _forget(self, fragment: int, round: int) -> None:
-        """Drop the updates of a round that is over."""
-        over = [key for key in self._spool if key[0] == fragment and key[1] <= round]
-        for key in over:
-            del self._spool[key]
-
 
 class WriteAhead:
     """Writes departing updates to disk before they are staged. Thread-safe.
@@ -287,7 +304,7 @@ class WriteAhead:
         """Write a staged update, if its island now announces that it departs."""
         if header.kind is not FrameKind.DEPARTING or not header.is_sealed:
             return
-        standing = self._spool.get((header.fragment, header.round, header.island))
+        standing = self._spool.get(key_of(header))
         if standing is None or update_digest(standing.header) != update_digest(header):
             return
         self.on_received(as_departing(standing))
@@ -298,8 +315,8 @@ class WriteAhead:
         if welcome is None:
             return
         for fragment in welcome.spoken_for:
-            number = state.rounds[fragment].number
-            standing = self._spool.get((fragment, number, welcome.member.island))
+            header = state.rounds[fragment].staged[welcome.member.island]
+            standing = self._spool.get(key_of(header))
             if standing is not None:
                 self.on_received(as_departing(standing))
 

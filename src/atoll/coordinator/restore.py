@@ -20,9 +20,9 @@ from atoll.journal import (
     PauseRecord,
     RecordedRun,
 )
-from atoll.protocol.coordinator_state import CoordinatorState, Move
+from atoll.protocol.coordinator_state import CoordinatorState, CountedUpdates, Move
 from atoll.protocol.events import Epoch, Leave, MoveCancelled, PauseRequested
-from atoll.protocol.membership import LEASE_S, CountedUpdates, Member, Members
+from atoll.protocol.membership import LEASE_S, Member, Members
 from atoll.protocol.messages import CountedWork
 from atoll.protocol.operators import end_by_tokens, end_of
 from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
@@ -126,7 +126,7 @@ def _counted(recorded: RecordedRun) -> CountedUpdates:
         island: tuple(_last_counted(recorded, index, island) for index in fragments)
         for island in islands
     }
-    return CountedUpdates(by_island)
+    return CountedUpdates(by_island, dict(recorded.listed))
 
 
 def _last_counted(
@@ -153,6 +153,12 @@ def _round(
     is_last = state.last_round is not None and fragment.round >= state.last_round
     has_started = any(other.round for other in recorded.fragments)
     phase = Phase.OPEN if has_started else Phase.WAITING
+    is_async = state.settings.sync.is_async
+    if is_async:
+        staged, ahead = _standing(state.counted, headers, index, number)
+    else:
+        staged = _staged(headers, index, number)
+        ahead = _staged(headers, index, number + 1)
     return Round(
         fragment=index,
         number=number,
@@ -162,8 +168,10 @@ def _round(
         outer=terms_of(layout[index], state.settings).outer,
         opened_s=now_s,
         candidates=state.members.live(now_s),
-        staged=_staged(headers, index, number),
-        ahead=_staged(headers, index, number + 1),
+        staged=staged,
+        ahead=ahead,
+        is_async=is_async,
+        lost_through=fragment.lost_through,
     )
 
 
@@ -173,6 +181,24 @@ def _staged(headers: Mapping[Key, Header], index: int, round: int) -> dict[str, 
         for (fragment, number, island), header in headers.items()
         if (fragment, number) == (index, round)
     }
+
+
+def _standing(
+    counted: CountedUpdates, headers: Mapping[Key, Header], index: int, number: int
+) -> tuple[dict[str, Header], dict[str, Header]]:
+    """Return the first standing update of each island, and the second ones.
+
+    Only in an asynchronous run; the first of an island has the lower label.
+    """
+    staged: dict[str, Header] = {}
+    ahead: dict[str, Header] = {}
+    for (fragment, _, island), header in sorted(headers.items()):
+        listed = counted.listed.get((index, island))
+        if fragment != index or (listed is not None and listed.covers(header)):
+            continue
+        is_second = island in staged or header.round > number
+        (ahead if is_second else staged)[island] = header
+    return staged, ahead
 
 
 def record_of(

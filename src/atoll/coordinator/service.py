@@ -40,6 +40,7 @@ from atoll.journal import (
     CreatedRecord,
     Journal,
 )
+from atoll.journal.files import key_of
 from atoll.protocol import (
     Heartbeat,
     HeldRound,
@@ -224,8 +225,7 @@ class Service:
     def _keep_updates_of(self, island: str, spoken_for: tuple[int, ...]) -> None:
         """Make an earlier incarnation's updates durable: it cannot send them again."""
         for fragment in spoken_for:
-            number = self.state.rounds[fragment].number
-            self._committer.keep(fragment, number, island)
+            self._committer.keep(self.state.rounds[fragment].staged[island])
 
     def _found(self, call: calls.FoundCall, now_s: float) -> calls.Reply:
         if self.state.model is not None and is_same_founding(
@@ -345,13 +345,14 @@ class Service:
         outcomes = lost_outcomes(call, committed, lost.round)
         self.journal.recover((header, frame.body), outcomes)
         self.weights[fragment] = state
-        self._committer.end(fragment, lost.round)
         rosters = tuple(
             (outcome.round, outcome.roster) for outcome in outcomes if outcome.roster
         )
         event = events.Recovered(fragment, lost, rosters, terms.outer)
         self.recoveries.append((call.island, fragment, lost.round))
-        return self._advance(event, now_s)
+        actions = self._change(event, now_s)
+        self._committer.end(self.state.rounds[fragment])
+        return self._perform(actions, now_s)
 
     def offer(
         self, header: Header, now_s: float, *, beat: Heartbeat | None = None
@@ -362,7 +363,7 @@ class Service:
         reception = self._advance(events.UpdateOffered(header), now_s)
         assert isinstance(reception, Reception)
         if reception is Reception.STAGED and header.kind is FrameKind.DEPARTING:
-            self._committer.keep(header.fragment, header.round, header.island)
+            self._committer.keep(header)
         if reception is Reception.WANTED:
             self._require_room(header)
         return reception
@@ -377,7 +378,7 @@ class Service:
             Unreachable: there is no room: ask again, in the next round.
         """
         round = self.state.rounds[header.fragment]
-        standing = round.staged if header.round == round.number else round.ahead
+        standing = round.updates_beside(header)
         if header.island in standing or header.island in round.candidates:
             return
         others = len(standing.keys() - round.candidates)
@@ -412,7 +413,7 @@ class Service:
         header = frame.header
         if header.kind is FrameKind.DEPARTING:
             self.journal.stage(header, frame.body)
-        self._spool[header.fragment, header.round, header.island] = frame
+        self._spool[key_of(header)] = frame
         reception = self._advance(events.UpdateStored(header), now_s)
         assert isinstance(reception, Reception)
         return reception
@@ -530,12 +531,20 @@ class Service:
     def _advance(
         self, event: events.Event, now_s: float
     ) -> Position | Reception | None:
+        return self._perform(self._change(event, now_s), now_s)
+
+    def _change(self, event: events.Event, now_s: float) -> list[events.Action]:
+        """Advance the state machine durably; return the actions still to perform.
+
+        Raises:
+            DiskError: nothing has changed; safe to repeat.
+        """
         state, actions = advance(self.state, event, now_s)
         for action in actions:
             if isinstance(action, events.Persist):
                 self.journal.note(record_of(action.change))
         self.state = state
-        return self._perform(actions, now_s)
+        return actions
 
     def _perform(
         self, actions: list[events.Action], now_s: float
@@ -572,13 +581,16 @@ class Service:
 
         After a disk error the next tick retries; no island sees the outcome before.
         """
+        fragment, roster = pending.close.fragment, pending.header.roster
+        assert roster is not None
+        digest, outer = self.weights[fragment].digest, self.outer_of(fragment)
         try:
             self._committer.commit(pending)
+            event = events.Committed(fragment, roster, digest, outer)
+            actions = self._change(event, now_s)
         except DiskError as exc:
             self.failing(str(exc))
             return
         self.failing("")
-        fragment, roster = pending.close.fragment, pending.header.roster
-        assert roster is not None
-        digest, outer = self.weights[fragment].digest, self.outer_of(fragment)
-        self._advance(events.Committed(fragment, roster, digest, outer), now_s)
+        self._committer.end(self.state.rounds[fragment])
+        self._perform(actions, now_s)

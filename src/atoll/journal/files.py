@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -50,7 +50,7 @@ from atoll.journal.records import (
     AgreedRecord,
     BodyLocation,
 )
-from atoll.journal.replay import RecordedFragment, Update
+from atoll.journal.replay import RecordedFragment, RecordedRun, Update
 from atoll.weights import FragmentLayout, FragmentState
 from atoll.wire.digests import view_of
 from atoll.wire.frame import KEY_BYTES
@@ -444,12 +444,13 @@ class DepartingFiles:
                 self._write(name, header, body)
             yield name
 
-    def collect(self, fragment: int, over: int) -> None:
-        """Remove the files of rounds up to `over`; some may be drafted even then."""
+    def collect(self, fragment: int, is_over: Callable[[str], bool]) -> None:
+        """Remove the files of updates that are over; some may be drafted even then."""
         for name in self._disk.names(f"{DEPARTING}{fragment}/"):
-            if _round(name) <= over:
-                self._written.pop(name, None)
-                self._disk.remove(name)
+            with self._holding(name):
+                if is_over(name):
+                    self._written.pop(name, None)
+                    self._disk.remove(name)
 
     def _write(self, name: str, header: wire.Header, body: U8) -> None:
         with self._room.claiming(len(body), purpose="an update that departs"):
@@ -479,6 +480,32 @@ def departing_name(key: Update) -> str:
     fragment, round, island = key
     digest = wire.blake3_digest(island.encode()).hex()
     return f"{DEPARTING}{fragment}/{round}-{digest[:32]}"
+
+
+def over_files(recorded: RecordedRun, fragment: int) -> Callable[[str], bool]:
+    """Return whether the file of a departing update is over, by its name.
+
+    In an asynchronous run a draft is over that no record names, and whose island has an
+    update of this or a later round in a roster.
+    """
+    its = recorded.fragment(fragment)
+    if not recorded.is_async:
+        return lambda name: _round(name) <= its.round
+    labels = {
+        departing_name((fragment, listed.label, island)).rpartition("-")[2]: (
+            listed.label
+        )
+        for (index, island), listed in list(recorded.listed.items())
+        if index == fragment
+    }
+
+    def is_over(name: str) -> bool:
+        listed = max(labels.get(name.rpartition("-")[2], 0), its.lost_through)
+        return _round(name) <= listed and name not in set(
+            map(departing_name, list(recorded.staged))
+        )
+
+    return is_over
 
 
 def _round(name: str) -> int:

@@ -45,6 +45,7 @@ from atoll.journal.files import (
     is_large,
     key_of,
     load_receipt_key,
+    over_files,
     require_not_founded,
     state_name,
     stored_frame,
@@ -356,7 +357,7 @@ class Journal:
             DiskError: nothing was written; safe to repeat.
         """
         self._require_frame(header, body, FrameKind.DEPARTING)
-        if self.recorded.fragment(header.fragment).round < header.round:
+        if not self.recorded.is_over(header):
             self._departing.draft(header, body)
 
     def stage(self, header: Header, body: U8) -> None:
@@ -490,13 +491,13 @@ class Journal:
             DiskError: nothing is lost; safe to repeat.
         """
         self._snapshots.compact(fragment)
-        self._departing.collect(fragment, self.recorded.fragment(fragment).round)
+        self._departing.collect(fragment, over_files(self.recorded, fragment))
 
     def _collect_departed(self) -> None:
         """Remove departing updates whose rounds are over, ahead of compaction."""
-        for fragment, recorded in enumerate(self.recorded.fragments):
+        for fragment in range(len(self.recorded.fragments)):
             with suppress(DiskError):
-                self._departing.collect(fragment, recorded.round)
+                self._departing.collect(fragment, over_files(self.recorded, fragment))
 
     def _require_frame(self, header: Header, body: Body, kind: FrameKind) -> None:
         created = self.recorded.created

@@ -20,8 +20,9 @@ from atoll.journal.log import (
     RecordPosition,
 )
 from atoll.protocol import ModelSpec
-from atoll.protocol.membership import Windows
-from atoll.wire import Roster
+from atoll.protocol.coordinator_state import Windows
+from atoll.protocol.rounds import ListedUpdate, listed_updates
+from atoll.wire import Header, Roster
 
 MAX_LOST_ROUNDS = 2**20
 """More than twelve days of rounds of one second: a jump beyond was never trained."""
@@ -74,6 +75,9 @@ class RecordedFragment:
     void: set[int] = field(default_factory=set)
     """Rounds that have no body."""
 
+    lost_through: int = 0
+    """The last round of an asynchronous run whose roster is lost."""
+
     @property
     def digest(self) -> bytes:
         """That of the present state."""
@@ -118,13 +122,25 @@ class RecordedRun:
         self.staged: dict[Update, records.StagedRecord] = {}
         """Departing updates whose round is not over."""
 
+        self.listed: dict[tuple[int, str], ListedUpdate] = {}
+        """By fragment and island; empty in a synchronous run."""
+
         self.ended: records.EndedRecord | None = None
+
+    @property
+    def is_async(self) -> bool:
+        """Whether an update stands until a roster lists it."""
+        return self._sync.get("mode") == "async"
 
     @property
     def _has_windows(self) -> bool:
         """Whether the run has dynamic local updates."""
+        return bool(self._sync.get("dynamic_local_updates"))
+
+    @property
+    def _sync(self) -> Mapping[str, object]:
         sync = self.created.settings.get("sync") if self.created else None
-        return isinstance(sync, dict) and bool(sync.get("dynamic_local_updates"))
+        return sync if isinstance(sync, dict) else {}
 
     def require(self, record: records.Record) -> None:
         """Return if `record` may come next; UsageError says why it may not."""
@@ -151,6 +167,8 @@ class RecordedRun:
                 raise UsageError(
                     f"Epoch {number} cannot follow epoch {len(self.epochs)}."
                 )
+            case records.StagedRecord(fragment=fragment) if self.is_async:
+                self.fragment(fragment)
             case records.StagedRecord(fragment=fragment, round=round):
                 self._require_open(fragment, round)
             case records.CommittedRecord():
@@ -380,7 +398,7 @@ class RecordedRun:
         recorded.digests[fixed.round] = record.digest_after
         self._set_location(recorded, fixed.round, record.location)
         self._outcome(record.agreed, position)
-        self._over(fixed.fragment, fixed.round)
+        self._remove_over(fixed.fragment)
 
     def _set_location(
         self,
@@ -400,9 +418,13 @@ class RecordedRun:
         for outcome in record.outcomes:
             recorded.digests[outcome.fixed.round - 1] = outcome.fixed.base
             self._outcome(outcome, position)
+        lost = (
+            set(range(recorded.round + 1, record.round + 1)) - recorded.positions.keys()
+        )
+        recorded.lost_through = max(lost, default=recorded.lost_through)
         recorded.round = record.round
         recorded.digests[record.round] = record.digest
-        self._over(record.fragment, record.round)
+        self._remove_over(record.fragment)
 
     def _outcome(self, agreed: records.AgreedRecord, position: RecordPosition) -> None:
         fragment, round = agreed.fixed.fragment, agreed.fixed.round
@@ -411,6 +433,9 @@ class RecordedRun:
         for entry in roster.counted:
             counted = CountedUpdate(round, entry.inner_steps, entry.tokens)
             self.counted[fragment, entry.island] = counted
+        if self.is_async:
+            self.listed |= listed_updates(roster, fragment=fragment, round=round)
+            self._remove_listed(roster, fragment)
         self._add_windows(roster.windows, fragment, round)
 
     def _add_windows(
@@ -419,9 +444,28 @@ class RecordedRun:
         if self._has_windows:
             self.windows = self.windows.adding(windows, fragment=fragment, round=round)
 
-    def _over(self, fragment: int, round: int) -> None:
+    def is_over(self, header: Header) -> bool:
+        """Return whether a departing update can no longer count."""
+        recorded = self.fragment(header.fragment)
+        if not self.is_async:
+            return header.round <= recorded.round
+        listed = self.listed.get((header.fragment, header.island))
+        is_listed = listed is not None and listed.covers(header)
+        return header.round <= recorded.lost_through or is_listed
+
+    def _remove_listed(self, roster: Roster, fragment: int) -> None:
+        """Remove the staged updates that a roster of an asynchronous run lists."""
+        digests = {entry.digest for entry in roster.entries}
+        for key, record in list(self.staged.items()):
+            if key[0] == fragment and record.digest in digests:
+                del self.staged[key]
+
+    def _remove_over(self, fragment: int) -> None:
+        """Remove the staged updates whose rounds are over, or whose roster is lost."""
+        recorded = self.fragments[fragment]
+        through = recorded.lost_through if self.is_async else recorded.round
         for key in [key for key in self.staged if key[0] == fragment]:
-            if key[1] <= round:
+            if key[1] <= through:
                 del self.staged[key]
 
 

@@ -16,17 +16,142 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 from atoll.errors import FoundingLost, Refused, RunEnded, RunMoved
-from atoll.protocol.membership import CountedUpdates, Member, Members, Windows
-from atoll.protocol.messages import HeldRound, Position
+from atoll.protocol.membership import Member, Members
+from atoll.protocol.messages import CountedWork, HeldRound, Position
 from atoll.protocol.model import ModelSpec
-from atoll.protocol.rounds import Phase, Round
+from atoll.protocol.rounds import ListedUpdate, Phase, Round, listed_updates
 from atoll.protocol.tables import changed
 from atoll.settings import RunSettings
 from atoll.wire import Header, Roster
+
+
+@dataclass(frozen=True)
+class CountedUpdates:
+    """The last counted update of each island, for every fragment."""
+
+    by_island: Mapping[str, tuple[CountedWork | None, ...]] = field(
+        default_factory=dict
+    )
+    listed: Mapping[tuple[int, str], ListedUpdate] = field(default_factory=dict)
+    """By fragment and island; empty in a synchronous run."""
+
+    @cached_property
+    def tokens(self) -> int:
+        """The sum over islands of the lowest counted progress."""
+        return sum(
+            min((work.tokens if work else 0) for work in fragments)
+            for fragments in self.by_island.values()
+        )
+
+    def of(self, island: str) -> tuple[CountedWork, ...]:
+        """Return the last counted update of an island in each fragment that has one."""
+        return tuple(work for work in self.by_island.get(island, ()) if work)
+
+    def last(self, island: str, *, fragment: int) -> CountedWork | None:
+        """Return the last counted update of an island in one fragment, if any."""
+        fragments = self.by_island.get(island, ())
+        return fragments[fragment] if fragment < len(fragments) else None
+
+    def by_fragment(
+        self, island: str, num_fragments: int
+    ) -> tuple[CountedWork | None, ...]:
+        """Return the last counted update of an island, fragment by fragment.
+
+        In an asynchronous run one of round 0 says when its last update was refused.
+        """
+        fragments = self.by_island.get(island, (None,) * num_fragments)
+        if not self.listed:
+            return fragments
+        return tuple(
+            self._with_listed(work, self.listed.get((index, island)))
+            for index, work in enumerate(fragments)
+        )
+
+    def _with_listed(
+        self, work: CountedWork | None, listed: ListedUpdate | None
+    ) -> CountedWork | None:
+        if listed is None or (work is not None and work.round >= listed.round):
+            return work
+        if work is None:
+            work = CountedWork(round=0, inner_steps=0, tokens=0)
+        return replace(work, listed=listed.round)
+
+    def adding(
+        self,
+        roster: Roster,
+        *,
+        fragment: int,
+        round: int,
+        num_fragments: int,
+        is_async: bool = False,
+    ) -> CountedUpdates:
+        """Return this with the roster of one more round."""
+        by_island = dict(self.by_island)
+        for entry in roster.counted:
+            fragments = list(by_island.get(entry.island, (None,) * num_fragments))
+            fragments[fragment] = CountedWork(
+                round=round,
+                inner_steps=entry.inner_steps,
+                tokens=entry.tokens,
+                incarnation=entry.incarnation,
+            )
+            by_island[entry.island] = tuple(fragments)
+        if not is_async:
+            return CountedUpdates(by_island, self.listed)
+        listed = listed_updates(roster, fragment=fragment, round=round)
+        return CountedUpdates(by_island, {**self.listed, **listed})
+
+
+class ListedWindow(NamedTuple):
+    """The window of an island in a roster that lists it. Later ones are greater."""
+
+    round: int
+    fragment: int
+    window: int
+    """Inner steps per window; 0: `sync_every`."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The inner steps per window of the islands, with dynamic local updates.
+
+    That of an island is in the roster of the highest round that lists it, of several
+    fragments the last. So it does not depend on the order in which rosters are read.
+    """
+
+    last: Mapping[str, ListedWindow] = field(default_factory=dict)
+
+    def of(self, island: str) -> int:
+        """Return the inner steps per window of an island; 0: `sync_every`."""
+        listed = self.last.get(island)
+        return listed.window if listed else 0
+
+    def adding(
+        self, windows: Mapping[str, int], *, fragment: int, round: int
+    ) -> Windows:
+        """Return this with the windows of the islands that one more roster lists."""
+        listed = {
+            island: ListedWindow(round, fragment, window)
+            for island, window in windows.items()
+        }
+        later = {
+            island: window
+            for island, window in listed.items()
+            if island not in self.last or window[:2] >= self.last[island][:2]
+        }
+        return Windows({**self.last, **later}) if later else self
+
+    def without(self, island: str) -> Windows:
+        """Return this without a name that is forgotten."""
+        if island not in self.last:
+            return self
+        others = {name: last for name, last in self.last.items() if name != island}
+        return Windows(others)
 
 
 @dataclass(frozen=True, kw_only=True)

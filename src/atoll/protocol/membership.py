@@ -6,21 +6,17 @@ Rule 2: a later incarnation fences every earlier one permanently.
 Rule 3: an expired lease means that no round waits, not that the island is dead: the
         same incarnation revives it by its next heartbeat.
 
-`CountedUpdates` has the last counted update of each island and fragment, and `Windows`
-the inner steps that each island makes per window. Weights and the end of a run depend
-on numbers that islands report about themselves: progress, weight and incarnation. Every
-exchange checks these claims with the functions at the end, before a claim can change a
-round, a sum or a record. All bounds are generous: they refuse the impossible, not the
-unusual.
+Weights and the end of a run depend on numbers that islands report about themselves:
+progress, weight and incarnation. Every exchange checks these claims with the functions
+at the end, before a claim can change a round, a sum or a record. All bounds are
+generous: they refuse the impossible, not the unusual.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from atoll.algorithm.pace import Arrivals
 from atoll.errors import LeaseLost, NameKnown, UsageError
@@ -28,7 +24,7 @@ from atoll.protocol.messages import CountedWork, Heartbeat, HeldRound, JoinReque
 from atoll.protocol.tables import JOINING, changed
 from atoll.settings import RunSettings
 from atoll.settings.sections import DEFAULT_ISLANDS
-from atoll.wire import Header, Roster, RosterEntry
+from atoll.wire import Header
 from atoll.wire.roster import new_name_fault
 
 LEASE_S = 15.0
@@ -449,163 +445,6 @@ def _which_life(before: Member | None, request: JoinRequest) -> str:
     if request.incarnation is None:
         return "new" if request.after == latest else "new, unaware"
     return "later than known" if request.incarnation > latest else "not later"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListedUpdate:
-    """The last update of an island, counted or refused, that a fragment's rosters list.
-
-    Only asynchronous runs have it: there an update stands until a roster lists it.
-    """
-
-    round: int
-    """The round of that roster."""
-
-    label: int
-    """The round that the update was sealed for."""
-
-    incarnation: int
-
-    @classmethod
-    def of(cls, entry: RosterEntry, round: int) -> ListedUpdate:
-        """Return the update of an entry, which has its digest."""
-        return cls(round=round, label=round - entry.age, incarnation=entry.incarnation)
-
-    def covers(self, header: Header) -> bool:
-        """Return whether an update of the island is this one, or came before it.
-
-        An incarnation publishes its updates in the order of their labels. The last
-        update of an earlier one says nothing about those of a later one.
-        """
-        return self.incarnation >= header.incarnation and self.label >= header.round
-
-
-@dataclass(frozen=True)
-class CountedUpdates:
-    """The last counted update of each island, for every fragment."""
-
-    by_island: Mapping[str, tuple[CountedWork | None, ...]] = field(
-        default_factory=dict
-    )
-    listed: Mapping[tuple[int, str], ListedUpdate] = field(default_factory=dict)
-    """By fragment and island; empty in a synchronous run."""
-
-    @cached_property
-    def tokens(self) -> int:
-        """The sum over islands of the lowest counted progress."""
-        return sum(
-            min((work.tokens if work else 0) for work in fragments)
-            for fragments in self.by_island.values()
-        )
-
-    def of(self, island: str) -> tuple[CountedWork, ...]:
-        """Return the last counted update of an island in each fragment that has one."""
-        return tuple(work for work in self.by_island.get(island, ()) if work)
-
-    def last(self, island: str, *, fragment: int) -> CountedWork | None:
-        """Return the last counted update of an island in one fragment, if any."""
-        fragments = self.by_island.get(island, ())
-        return fragments[fragment] if fragment < len(fragments) else None
-
-    def by_fragment(
-        self, island: str, num_fragments: int
-    ) -> tuple[CountedWork | None, ...]:
-        """Return the last counted update of an island, fragment by fragment.
-
-        In an asynchronous run one of round 0 says when its last update was refused.
-        """
-        fragments = self.by_island.get(island, (None,) * num_fragments)
-        if not self.listed:
-            return fragments
-        return tuple(
-            self._with_listed(work, self.listed.get((index, island)))
-            for index, work in enumerate(fragments)
-        )
-
-    def _with_listed(
-        self, work: CountedWork | None, listed: ListedUpdate | None
-    ) -> CountedWork | None:
-        if listed is None or (work is not None and work.round >= listed.round):
-            return work
-        if work is None:
-            work = CountedWork(round=0, inner_steps=0, tokens=0)
-        return replace(work, listed=listed.round)
-
-    def adding(
-        self,
-        roster: Roster,
-        *,
-        fragment: int,
-        round: int,
-        num_fragments: int,
-        is_async: bool = False,
-    ) -> CountedUpdates:
-        """Return this with the roster of one more round."""
-        by_island = dict(self.by_island)
-        for entry in roster.counted:
-            fragments = list(by_island.get(entry.island, (None,) * num_fragments))
-            fragments[fragment] = CountedWork(
-                round=round,
-                inner_steps=entry.inner_steps,
-                tokens=entry.tokens,
-                incarnation=entry.incarnation,
-            )
-            by_island[entry.island] = tuple(fragments)
-        if not is_async:
-            return CountedUpdates(by_island, self.listed)
-        listed = {
-            (fragment, entry.island): ListedUpdate.of(entry, round)
-            for entry in roster.entries
-            if entry.digest
-        }
-        return CountedUpdates(by_island, {**self.listed, **listed})
-
-
-class ListedWindow(NamedTuple):
-    """The window of an island in a roster that lists it. Later ones are greater."""
-
-    round: int
-    fragment: int
-    window: int
-    """Inner steps per window; 0: `sync_every`."""
-
-
-@dataclass(frozen=True)
-class Windows:
-    """The inner steps per window of the islands, with dynamic local updates.
-
-    That of an island is in the roster of the highest round that lists it, of several
-    fragments the last. So it does not depend on the order in which rosters are read.
-    """
-
-    last: Mapping[str, ListedWindow] = field(default_factory=dict)
-
-    def of(self, island: str) -> int:
-        """Return the inner steps per window of an island; 0: `sync_every`."""
-        listed = self.last.get(island)
-        return listed.window if listed else 0
-
-    def adding(
-        self, windows: Mapping[str, int], *, fragment: int, round: int
-    ) -> Windows:
-        """Return this with the windows of the islands that one more roster lists."""
-        listed = {
-            island: ListedWindow(round, fragment, window)
-            for island, window in windows.items()
-        }
-        later = {
-            island: window
-            for island, window in listed.items()
-            if island not in self.last or window[:2] >= self.last[island][:2]
-        }
-        return Windows({**self.last, **later}) if later else self
-
-    def without(self, island: str) -> Windows:
-        """Return this without a name that is forgotten."""
-        if island not in self.last:
-            return self
-        others = {name: last for name, last in self.last.items() if name != island}
-        return Windows(others)
 
 
 SPARE_ROUNDS = 16

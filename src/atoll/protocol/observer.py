@@ -15,8 +15,8 @@ Rule 4: a roster that was in flight when the run was stopped stays valid, and th
 from __future__ import annotations
 
 from atoll.protocol import events
-from atoll.protocol.coordinator_state import CoordinatorState
-from atoll.protocol.membership import CountedUpdates, Member
+from atoll.protocol.coordinator_state import CoordinatorState, CountedUpdates
+from atoll.protocol.membership import Member
 from atoll.protocol.operators import END_ROUNDS, bounded
 from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
 from atoll.protocol.tables import changed

@@ -28,7 +28,7 @@ from statistics import median
 from atoll.algorithm.outer import LARGEST_NORM
 from atoll.algorithm.pace import aged_weight, deadline_s
 from atoll.errors import Refused
-from atoll.protocol.membership import ListedUpdate, Members, progress_fault
+from atoll.protocol.membership import Members, progress_fault
 from atoll.protocol.messages import CountedWork, HeldRound
 from atoll.protocol.tables import RECEPTION, changed
 from atoll.settings import RunSettings, SyncSection
@@ -76,6 +76,43 @@ class Reception(StrEnum):
 
     EARLY = "early"
     """The run has lost the rounds before: it will ask for a state. Then ask again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedUpdate:
+    """The last update of an island, counted or refused, that a fragment's rosters list.
+
+    Only asynchronous runs have it: there an update stands until a roster lists it.
+    """
+
+    round: int
+    """The round of that roster."""
+
+    label: int
+    """The round that the update was sealed for."""
+
+    incarnation: int
+
+    def covers(self, header: Header) -> bool:
+        """Return whether an update of the island is this one, or came before it.
+
+        An incarnation publishes its updates in the order of their labels. The last
+        update of an earlier one says nothing about those of a later one.
+        """
+        return self.incarnation >= header.incarnation and self.label >= header.round
+
+
+def listed_updates(
+    roster: Roster, *, fragment: int, round: int
+) -> dict[tuple[int, str], ListedUpdate]:
+    """Return the updates that the roster of a round lists, by fragment and island."""
+    return {
+        (fragment, entry.island): ListedUpdate(
+            round=round, label=round - entry.age, incarnation=entry.incarnation
+        )
+        for entry in roster.entries
+        if entry.digest
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +199,17 @@ class Round:
         is_listed = listed is not None and listed.covers(header)
         return header.round > self.lost_through and not is_listed
 
+    @property
+    def updates(self) -> list[Header]:
+        """The updates of this round and of the one after it."""
+        return [*self.staged.values(), *self.ahead.values()]
+
+    def updates_beside(self, header: Header) -> Mapping[str, Header]:
+        """Return the updates among which an update is staged."""
+        return self.ahead if self._goes_ahead(header) else self.staged
+
     def _standing(self, header: Header) -> str:
-        updates = self.ahead if self._goes_ahead(header) else self.staged
-        standing = updates.get(header.island)
+        standing = self.updates_beside(header).get(header.island)
         if standing is None:
             return "nothing"
         if standing.incarnation < header.incarnation:

@@ -103,6 +103,7 @@ class ScriptedRun:
             base=fragment.state.digest,
             known_bases=self.bases,
             norms={},
+            window_of=lambda _: 1,
             counted=lambda _: None,
             settings=self.settings,
         )

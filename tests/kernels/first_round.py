@@ -101,6 +101,7 @@ def reduced(settings: RunSettings, came: dict[str, Framed]) -> None:
         base=headers[0].base,
         known_bases=(),
         norms={},
+        window_of=lambda _: 1,
         counted=lambda island: None,
         settings=settings,
     )

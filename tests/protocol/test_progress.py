@@ -131,6 +131,7 @@ def test_an_impossible_update_is_listed_as_refused(claimed: dict[str, int]) -> N
         base=BASE,
         known_bases=(),
         norms={},
+        window_of=lambda _: 1,
         counted=lambda island: None,
         settings=SETTINGS,
     )

@@ -171,6 +171,7 @@ def roster_of(state: CoordinatorState, round: Round, now_s: float) -> Roster:
         known_bases=round.bases,
         norms=round.norms,
         counted=partial(state.counted.last, fragment=round.fragment),
+        window_of=state.window_of,
         settings=state.settings,
     )
     missing = () if round.is_async else round.missing(state.members, now_s)
@@ -276,7 +277,7 @@ def _tick(state: CoordinatorState, event: events.Tick, now_s: float) -> events.R
 def _commit(
     state: CoordinatorState, event: events.Committed, now_s: float
 ) -> events.Result:
-    closing = state.rounds[event.fragment]
+    closing, window_of = state.rounds[event.fragment], state.window_of
     state = state.with_counted(
         event.roster, fragment=event.fragment, round=closing.number
     )
@@ -288,6 +289,7 @@ def _commit(
         candidates=join_leave.candidates(state, now_s),
         now_s=now_s,
         last_round=state.last_round,
+        window_of=window_of,
     )
     return operators.bounded(state.with_round(opened), now_s), []
 

@@ -128,7 +128,7 @@ def close(
     state: CoordinatorState, event: events.RosterSeen, now_s: float
 ) -> events.Result:
     """Close the open round of a fragment by its roster, and open the next."""
-    round = state.round(event.fragment)
+    round, window_of = state.round(event.fragment), state.window_of
     state = state.with_counted(
         event.roster, fragment=event.fragment, round=round.number
     )
@@ -140,6 +140,7 @@ def close(
         candidates=state.members.joined_before(round.number + 1, event.fragment, now_s),
         now_s=now_s,
         last_round=state.last_round,
+        window_of=window_of,
     )
     bases = (*round.bases, event.base)[-KNOWN_BASES:]
     return state.with_round(changed(opened, bases=bases)), []

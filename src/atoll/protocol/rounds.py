@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
+from typing import NamedTuple
 
 from atoll.algorithm.outer import LARGEST_NORM
 from atoll.algorithm.pace import aged_weight, deadline_s
@@ -331,10 +332,12 @@ class Round:
         candidates: frozenset[str],
         now_s: float,
         last_round: int | None,
+        window_of: WindowOf,
     ) -> Round:
         """Return the next round, opened for the islands that are live now.
 
         `roster` is the one that was committed: all refused if the round is void.
+        `window_of` has the windows that were in force until then.
         """
         assert self.phase is Phase.CLOSING
         assert self.roster is not None
@@ -359,7 +362,9 @@ class Round:
                 if self.is_async
                 else (self.candidates & candidates) - published
             ),
-            norms=norms_after(self.norms, self.staged.values(), roster),
+            norms=norms_after(
+                self.norms, self.staged.values(), roster, window_of=window_of
+            ),
             is_async=self.is_async,
             lost_through=self.lost_through,
         )
@@ -429,7 +434,27 @@ NORMS_FOR_MEDIAN = 3
 OWN_NORMS = 5
 """Counted norms that are kept per island, and needed to judge a smaller round."""
 
-Norms = Mapping[str, tuple[float, ...]]
+WindowOf = Callable[[str], int]
+"""Gives the inner steps per window of an island."""
+
+
+class CountedNorm(NamedTuple):
+    """The norm of a counted update."""
+
+    value: float
+    window: int
+    """Inner steps per window of its island at that time."""
+
+    def in_window(self, window: int) -> float:
+        """Return the largest norm to expect of a window that may be longer.
+
+        A norm grows at most in proportion to the inner steps, and often slower: that
+        of a shorter window is not expected to be smaller.
+        """
+        return self.value * max(1.0, window / self.window)
+
+
+Norms = Mapping[str, tuple[CountedNorm, ...]]
 """The last counted norms of each island, in one fragment, oldest first."""
 
 
@@ -441,6 +466,7 @@ def judge_updates(
     known_bases: Collection[bytes],
     norms: Norms,
     counted: Callable[[str], CountedWork | None],
+    window_of: WindowOf,
     settings: RunSettings,
 ) -> Roster:
     """Return the roster of a round whose frozen staged set is `headers`.
@@ -463,7 +489,7 @@ def judge_updates(
     in_round = [header for header in staged if not objections[header.island]]
     for header in in_round:
         objections[header.island] = _norm_fault(
-            header, in_round, norms, settings.limits.max_update_norm
+            header, in_round, norms, window_of, settings.limits.max_update_norm
         )
     return Roster(
         entries=tuple(
@@ -478,7 +504,9 @@ def judge_updates(
     )
 
 
-def norms_after(norms: Norms, headers: Iterable[Header], roster: Roster) -> Norms:
+def norms_after(
+    norms: Norms, headers: Iterable[Header], roster: Roster, *, window_of: WindowOf
+) -> Norms:
     """Return the norms after a round: only updates that counted are learned.
 
     A refused norm must not become usual by being repeated. A norm of zero is no
@@ -486,7 +514,7 @@ def norms_after(norms: Norms, headers: Iterable[Header], roster: Roster) -> Norm
     """
     counted = {entry.island for entry in roster.counted}
     new = {
-        header.island: header.norm
+        header.island: CountedNorm(header.norm, window_of(header.island))
         for header in headers
         if header.island in counted and header.norm > 0.0
     }
@@ -525,7 +553,11 @@ def _objection(
 
 
 def _norm_fault(
-    header: Header, in_round: list[Header], norms: Norms, max_update_norm: float
+    header: Header,
+    in_round: list[Header],
+    norms: Norms,
+    window_of: WindowOf,
+    max_update_norm: float,
 ) -> str:
     """Return the reason if a norm exceeds its reference `max_update_norm` times.
 
@@ -533,9 +565,18 @@ def _norm_fault(
     is the median of the island's own last norms or, for an island with too few of
     them, of the other islands' last norms. Without any reference nothing is refused.
     """
-    positive = [other.norm for other in in_round if other.norm > 0.0]
-    own_norms = norms.get(header.island, ())
-    others = [norm for name in norms.keys() - {header.island} for norm in norms[name]]
+    window = window_of(header.island)
+    positive = [
+        CountedNorm(other.norm, window_of(other.island)).in_window(window)
+        for other in in_round
+        if other.norm > 0.0
+    ]
+    own_norms = [norm.in_window(window) for norm in norms.get(header.island, ())]
+    others = [
+        norm.in_window(window)
+        for name in norms.keys() - {header.island}
+        for norm in norms[name]
+    ]
     if len(positive) >= NORMS_FOR_MEDIAN:
         reference, source = median(positive), "the round's median"
     elif len(own_norms) == OWN_NORMS:

@@ -521,8 +521,8 @@ EXCHANGE_CLAIMS: tuple[Claim, ...] = (
     an_update_that_could_overflow_the_outer_step_is_refused,
     tokens_end_a_run_before_its_last_round,
     rounds_end_a_run_before_its_tokens,
-    a_slow_island_gets_a_shorter_window,
     a_heartbeat_says_where_the_run_is,
+    a_slow_island_gets_a_shorter_window,
 )
 
 

@@ -80,6 +80,7 @@ def roster_for(
         base=BASE,
         known_bases=(),
         norms={},
+        window_of=lambda _: 1,
         counted=lambda island: None,
         settings=SETTINGS,
     )

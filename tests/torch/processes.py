@@ -65,7 +65,10 @@ def run_groups(*groups: Group, within_s: float = PATIENT_S) -> list[list[Any]]:
 
 def _start(context: Any, group: Group, rank: int, meeting: Path) -> tuple[Any, Any]:
     mine, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_main, args=(theirs, group, rank, meeting))
+    environment = {**os.environ, **group.environment}
+    process = context.Process(
+        target=_main, args=(theirs, group, rank, meeting, environment)
+    )
     process.start()
     theirs.close()
     return process, mine
@@ -84,8 +87,16 @@ def _result(process: Any, said: Connection, until_s: float) -> Any:
     return result
 
 
-def _main(said: Connection, group: Group, rank: int, meeting: Path) -> None:
-    os.environ.update(group.environment)
+def _main(
+    said: Connection,
+    group: Group,
+    rank: int,
+    meeting: Path,
+    environment: dict[str, str],
+) -> None:
+    # The fork server has the environment of the test that started it.
+    os.environ.clear()
+    os.environ.update(environment)
     try:
         _prepare(group, rank, meeting)
         result = group.work(rank, *group.arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Protocol
@@ -47,8 +47,21 @@ class Conditions:
     step_s: float = STEP_S
     """Time of an inner step on an island that is not slowed down."""
 
+    paces: Mapping[str, float] = field(default_factory=dict)
+    """Times `step_s` that an island takes for an inner step, without faults: 1 if it is
+    not named."""
+
     latency: Latency = field(default_factory=Latency)
     """Of every link: each island has a separate one to the coordinator and back."""
+
+    @property
+    def slowest_step_s(self) -> float:
+        """Time of an inner step on the slowest island, without faults."""
+        return self.step_s * max([1.0, *self.paces.values()])
+
+    def step_s_of(self, island: str) -> float:
+        """Return the time of an inner step on an island, without faults."""
+        return self.step_s * self.paces.get(island, 1.0)
 
 
 @dataclass
@@ -192,7 +205,7 @@ class SimIsland:
 
     def _work(self) -> None:
         """Let the time of an inner step pass."""
-        step_s = self._conditions.step_s
+        step_s = self._conditions.step_s_of(self._name)
         takes_s = step_s * math.prod(self._process.slowdowns)
         self._process.work(step_s)
         self.time_spent.training_s += takes_s

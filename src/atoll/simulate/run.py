@@ -163,7 +163,7 @@ class _Run:
             settings,
             lay_out(conditions.model, settings),
             islands=islands,
-            silence_s=topology.silence_s(step_s=conditions.step_s),
+            silence_s=topology.silence_s(step_s=conditions.slowest_step_s),
             lease_s=topology.lease_s,
         )
         self._watch.referee = self._referee = topology.referee(self._watch)

@@ -23,7 +23,12 @@ from pprint import pformat
 from typing import Any
 
 from atoll.settings import RunSettings
-from atoll.simulate.islands import STEP_S, STORE_STEP_S, PlannedDeparture
+from atoll.simulate.islands import (
+    STEP_S,
+    STORE_STEP_S,
+    Conditions,
+    PlannedDeparture,
+)
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.run import Simulated, simulate, without_warnings
 from atoll.simulate.storms import (
@@ -38,11 +43,14 @@ from atoll.simulate.storms import (
 ISLANDS = 5
 ROUNDS, STORE_ROUNDS = 20, 15
 SHORT_DEADLINE_S = 10.0
+MAX_PACE = 6.0
+"""How many times longer the slowest islands take for an inner step."""
+
 _IMPORTS = """import pytest
 
 from atoll import RunSettings
 from atoll.simulate import FaultPlan
-from atoll.simulate.run import PlannedDeparture, simulate
+from atoll.simulate.run import Conditions, PlannedDeparture, simulate
 """
 NAMES = tuple(f"i{number}" for number in range(ISLANDS))
 
@@ -57,6 +65,9 @@ class Trial:
 
     departures: Mapping[str, PlannedDeparture]
     plan: FaultPlan
+    paces: Mapping[str, float] = field(default_factory=dict)
+    """As in `Conditions`: how much slower than the fastest islands are."""
+
     store: bool = False
     """Whether a bucket replaces the coordinator."""
 
@@ -69,8 +80,14 @@ class Trial:
                 faults=self.plan,
                 seed=self.seed,
                 departures=self.departures,
+                conditions=Conditions(step_s=self.step_s, paces=self.paces),
                 store=self.store,
             )
+
+    @property
+    def step_s(self) -> float:
+        """Time of an inner step on the fastest island."""
+        return STORE_STEP_S if self.store else STEP_S
 
     def shrunk(self, *, max_runs: int = 200) -> Trial:
         """Return the smallest trial found in which the same invariant fails."""
@@ -88,6 +105,10 @@ class Trial:
             "islands": ISLANDS,
             "departures": "DEPARTURES",
         }
+        if self.paces:
+            arguments["conditions"] = (
+                f"Conditions(step_s={self.step_s}, paces={dict(self.paces)})"
+            )
         if self.store:
             arguments["store"] = True
         test = as_test(self.plan, seed=self.seed, arguments=arguments)
@@ -109,7 +130,10 @@ def trial(seed: int) -> Trial:
     departures = _departures(rng)
     if rng.random() < 1 / 4:
         plan = _with_zombie(plan, rng, span_s=span_s)
-    return Trial(seed=seed, settings=settings, departures=departures, plan=plan)
+    paces = _with_unequal_islands(settings, random.Random(f"unequal storm {seed}"))
+    return Trial(
+        seed=seed, settings=settings, departures=departures, plan=plan, paces=paces
+    )
 
 
 def store_trial(seed: int) -> Trial:
@@ -131,8 +155,14 @@ def store_trial(seed: int) -> Trial:
         settings["limits"]["deadline_max_s"] = SHORT_DEADLINE_S
         sync_every = settings["sync"]["sync_every"]
         plan, departures = _with_left_out(plan, rng, sync_every=sync_every)
+    unequal = random.Random(f"unequal store storm {seed}")
     return Trial(
-        seed=seed, settings=settings, departures=departures, plan=plan, store=True
+        seed=seed,
+        settings=settings,
+        departures=departures,
+        plan=plan,
+        paces=_with_unequal_islands(settings, unequal),
+        store=True,
     )
 
 
@@ -170,6 +200,23 @@ def _settings(rng: random.Random) -> dict[str, dict[str, Any]]:
         "outer": rng.choice(_OUTERS),
         "limits": {"deadline_max_s": rng.choice((10.0, 20.0, 40.0))},
     }
+
+
+def _with_unequal_islands(
+    settings: dict[str, dict[str, Any]], rng: random.Random
+) -> dict[str, float]:
+    """Draw settings that came later from a generator of their own, and return paces.
+
+    So a seed that draws none of them is the trial that it was before.
+    """
+    if rng.random() < 1 / 5:
+        settings["wire"] = {**settings["wire"], "down": "gather"}
+    if rng.random() > 1 / 4:
+        return {}
+    paces = {name: round(rng.uniform(1.0, MAX_PACE), 2) for name in NAMES}
+    settings["sync"]["dynamic_local_updates"] = True
+    settings["limits"]["deadline_max_s"] *= MAX_PACE
+    return paces
 
 
 def _departures(rng: random.Random) -> dict[str, PlannedDeparture]:

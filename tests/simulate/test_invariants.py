@@ -15,15 +15,18 @@ from atoll.coordinator.commit import Committer
 from atoll.errors import LeaseLost
 from atoll.island.fragment import IslandFragment
 from atoll.island.sync_worker import SyncWorker
+from atoll.protocol import coordinator as protocol_coordinator
 from atoll.protocol.membership import Members
-from atoll.protocol.rounds import Round
+from atoll.protocol.rounds import Round, refuse_all
 from atoll.simulate import SimWorld
 from atoll.simulate.invariants import ALL, Invariant
 from atoll.simulate.invariants.claims import CommittedRound, History, Report, RoundCheck
 from atoll.simulate.invariants.incarnation import check_unconfirmed
+from atoll.simulate.invariants.standing import EveryoneListed
 from atoll.simulate.invariants.watch import (
     EveryoneCounts,
     check_bytes,
+    longest_grace_s,
     longest_silence_s,
     max_bytes_in_flight,
 )
@@ -85,6 +88,13 @@ def in_ages(real: Any, round: Round, *words: Any) -> float:
     return round.opened_s + 1000.0
 
 
+def without_one(real: Any, headers: Any, **named: Any) -> Roster:
+    """The roster of a round leaves out the update of i1."""
+    kept = [header for header in headers if header.island != "i1"]
+    roster: Roster = real(kept, **named)
+    return roster
+
+
 PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "same state": lambda: replaced(SyncWorker, "_apply_all", spoilt_state),
     "tokens conserved": lambda: replaced(SyncWorker, "_header", wrong_tokens),
@@ -92,8 +102,9 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "bounded": lambda: replaced(Committer, "_forget", lambda *words: None),
     "deadlines bounded": lambda: replaced(Round, "late_at_s", in_ages),
     "islands continue": lambda: replaced(Members, "require", expelled),
+    "stands": lambda: replaced(protocol_coordinator, "judge_updates", without_one),
 }
-BY_HAND = {"rounds in order", "counted once", "everyone counts"}
+BY_HAND = {"rounds in order", "counted once", "everyone counts", "ages"}
 """What the journal and the machine make impossible, so that no run shows it."""
 
 
@@ -144,7 +155,7 @@ def zeros(name: str) -> np.ndarray:
     return encoded
 
 
-def update(round: int, *, inner_steps: int = 4) -> Header:
+def update(round: int, *, inner_steps: int = 4, base: bytes = bytes(16)) -> Header:
     """Return the header of an update of zeros."""
     header = Header(
         kind=FrameKind.UPDATE,
@@ -153,7 +164,7 @@ def update(round: int, *, inner_steps: int = 4) -> Header:
         round=round,
         island="i0",
         incarnation=1,
-        base=bytes(16),
+        base=base,
         codec="e3m0",
         elements=LAYOUT[0].elements,
         progress=TrainingProgress(inner_steps=inner_steps),
@@ -161,7 +172,9 @@ def update(round: int, *, inner_steps: int = 4) -> Header:
     return with_body(header, zeros("e3m0"))
 
 
-def outcome(round: int, *counted: Header) -> CommittedRound:
+def outcome(
+    round: int, *counted: Header, buffer: int = 0, share: float = 0.0
+) -> CommittedRound:
     """Return the outcome of a round of zeros, or a void one."""
     entries = tuple(
         RosterEntry(
@@ -170,6 +183,7 @@ def outcome(round: int, *counted: Header) -> CommittedRound:
             digest=update_digest(each),
             weight=1,
             verdict=Verdict.COUNTED,
+            age=round - each.round,
         )
         for each in counted
     )
@@ -183,10 +197,13 @@ def outcome(round: int, *counted: Header) -> CommittedRound:
         codec="int8",
         elements=LAYOUT[0].elements if counted else 0,
         weight=0,
-        outer=OuterValues(optimizer="nesterov", lr=0.5, momentum=0.5),
+        outer=OuterValues(
+            optimizer="nesterov", lr=0.5, momentum=0.5, buffer=buffer, share=share
+        ),
         roster=Roster(entries),
     )
-    return CommittedRound(with_body(header, body), body.tobytes(), bytes(16), 0.0)
+    state = round.to_bytes(16, "big")
+    return CommittedRound(with_body(header, body), body.tobytes(), state, 0.0)
 
 
 @pytest.mark.parametrize("rounds", [(2,), (1, 1), (1, 3), (1, 2, 3, 4, 5, 6, 7)])
@@ -214,11 +231,135 @@ def test_inner_steps_that_count_again_are_found() -> None:
     judged, history = Judged(), History()
     watched = RoundCheck(history, SETTINGS, LAYOUT, judged.report)
     for round, inner_steps in {1: 8, 2: 6}.items():
-        header = update(round, inner_steps=inner_steps)
+        base = (round - 1).to_bytes(16, "big")
+        header = update(round, inner_steps=inner_steps, base=base)
         history.publish(header, zeros("e3m0"))
         watched.committed(outcome(round, header))
 
     assert judged.names == ["counted once"]
+
+
+ASYNC = SETTINGS.with_values({"sync.mode": "async", "async.buffer": 2})
+
+
+def judged_async(*rounds: CommittedRound, published: tuple[Header, ...]) -> list[str]:
+    """Return what is found in the rounds of an asynchronous run."""
+    judged, history = Judged(), History()
+    watched = RoundCheck(history, ASYNC, LAYOUT, judged.report)
+    for header in published:
+        history.publish(header, zeros("e3m0"))
+    for commit in rounds:
+        watched.committed(commit)
+    return judged.names
+
+
+def test_an_update_counts_after_the_round_that_it_was_sealed_for() -> None:
+    """In an asynchronous run, with its age; in another it was published for its own."""
+    header = update(1)
+    rounds = outcome(1), outcome(2, header, buffer=2, share=0.5)
+
+    assert judged_async(*rounds, published=(header,)) == []
+    judged, history = Judged(), History()
+    history.publish(header, zeros("e3m0"))
+    watched = RoundCheck(history, SETTINGS, LAYOUT, judged.report)
+    for commit in (outcome(1), outcome(2, header)):
+        watched.committed(commit)
+    assert judged.names[0] == "counted once"
+
+
+def test_an_update_that_is_listed_again_is_found() -> None:
+    """Although its entry says how old it is."""
+    header = update(1)
+    rounds = [outcome(round, header, buffer=2, share=0.5) for round in (1, 2)]
+
+    assert judged_async(*rounds, published=(header,))[0] == "counted once"
+
+
+def test_an_update_from_another_state_is_found() -> None:
+    """Its base is the state after round 1, and it says that it is for round 3."""
+    right, wrong = (update(3, base=bytes(15) + bytes([n])) for n in (2, 1))
+    before = outcome(1), outcome(2)
+
+    for header, names in {right: [], wrong: ["ages"]}.items():
+        counted = outcome(3, header, buffer=2, share=0.5)
+        assert judged_async(*before, counted, published=(header,)) == names
+
+
+@pytest.mark.parametrize(("buffer", "share"), [(1, 1.0), (2, 1.0), (3, 0.5)])
+def test_a_share_that_rounds_fill_instead_of_updates_is_found(
+    buffer: int, share: float
+) -> None:
+    """One update is half of a buffer of 2."""
+    header = update(1)
+    counted = outcome(1, header, buffer=buffer, share=share)
+
+    assert judged_async(counted, published=(header,)) == ["true mean"]
+
+
+def test_a_buffer_of_other_than_the_live_islands_is_found() -> None:
+    """If it is not set, and it is known how many were live."""
+    header, judged, history = update(1), Judged(), History()
+    history.publish(header, zeros("e3m0"))
+    unset = SETTINGS.with_values({"sync.mode": "async"})
+    commit = outcome(1, header, buffer=2, share=0.5)
+    for num_live in (2, 3):
+        watched = RoundCheck(history, unset, LAYOUT, judged.report)
+        history.last.clear()
+        watched.committed(replace(commit, num_live=num_live))
+
+    assert judged.names == ["true mean"]
+
+
+def test_a_last_round_that_changes_is_found() -> None:
+    """Or a round beyond it."""
+    judged = Judged()
+    watched = RoundCheck(History(), ASYNC, LAYOUT, judged.report)
+    for last_round in (None, 2, 2):
+        watched.ends(0, last_round)
+    for round in (1, 2):
+        watched.committed(outcome(round))
+    assert judged.names == []
+
+    watched.committed(outcome(3))
+    watched.ends(0, 4)
+    assert judged.names == ["rounds in order", "rounds in order"]
+
+
+def listed_after_storm(*rounds: CommittedRound) -> list[str]:
+    """Return what is found after a storm, with an update staged before round 1."""
+    judged, history = Judged(), History()
+    everyone = EveryoneListed(history, judged.report, lease_s=1.0, longest_s=10.0)
+    everyone.calm(0.0)
+    everyone.acknowledged(update(1), 2.0)
+    for commit in rounds:
+        history.commit(commit)
+        everyone.committed(commit, 0.0, ["i0"])
+    return judged.names
+
+
+def test_an_update_that_two_rounds_pass_over_is_found() -> None:
+    """Its island knows that it was staged, and nothing fails."""
+    assert listed_after_storm(outcome(1), outcome(2, update(1))) == []
+    assert listed_after_storm(outcome(1), outcome(2)) == ["everyone counts"]
+
+
+def test_an_island_that_is_not_listed_for_long_is_found() -> None:
+    """Rounds are committed, and none of them lists it."""
+    rounds = [outcome(1, update(1)), *(outcome(round) for round in (2, 3))]
+    late = [replace(each, at_s=5.0 * number) for number, each in enumerate(rounds, 1)]
+
+    assert listed_after_storm(*late) == []
+    assert listed_after_storm(*late, replace(outcome(4), at_s=16.0)) == [
+        "everyone counts"
+    ]
+
+
+def test_the_silence_of_an_asynchronous_run_is_bounded_by_its_grace() -> None:
+    """It waits for nobody up to a deadline: 1.1 * (15 + 3 + 2), and as below."""
+    settings = ASYNC.with_values({"async.grace_s": 2.0})
+
+    assert longest_silence_s(settings, step_s=0.5) == pytest.approx(59.0)
+    assert longest_grace_s(ASYNC.with_values({"sync.overlap_steps": 3}), step_s=2) == 3
 
 
 def test_an_island_that_never_counts_after_a_storm_is_found() -> None:
@@ -231,6 +372,27 @@ def test_an_island_that_never_counts_after_a_storm_is_found() -> None:
     assert judged.names == []
 
     everyone.committed(outcome(4), 30.0, ["i0"])
+    assert judged.names == ["everyone counts"]
+
+
+def test_an_island_whose_window_changes_may_be_late_once() -> None:
+    """And a refusal of work that is too large is no absence."""
+    judged = Judged()
+    everyone = EveryoneCounts(judged.report, may_miss_one=True)
+    everyone.calm(0.0)
+    counted, header = outcome(1, update(1)), update(5)
+    for round in range(1, 5):
+        commit = counted if round == 3 else outcome(round)
+        everyone.committed(commit, 20.0, ["i0"])
+    counting = outcome(5, header).header.roster
+    assert counting is not None
+    void = outcome(5)
+    refused = replace(void.header, roster=refuse_all(counting, "norm: too large"))
+    everyone.committed(replace(void, header=refused), 20.0, ["i0"])
+    assert judged.names == []
+
+    for round in (6, 7):
+        everyone.committed(outcome(round), 20.0, ["i0"])
     assert judged.names == ["everyone counts"]
 
 

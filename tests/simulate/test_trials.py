@@ -11,8 +11,19 @@ from atoll.errors import LeaseLost
 from atoll.protocol.membership import Members
 from atoll.settings import RunSettings
 from atoll.simulate import FaultPlan
-from atoll.simulate.trials import ISLANDS, ROUNDS, main, run_storms, storm, trial
+from atoll.simulate.trials import (
+    ASYNC_ROUNDS,
+    ISLANDS,
+    ROUNDS,
+    main,
+    run_storms,
+    storm,
+    trial,
+)
 from tests.simulate.planted import replaced
+
+STALENESS = {"none", "inverse", "inverse_root", "exponential"}
+DOWN = {"int8", "bf16", "fp32", "gather"}
 
 
 def test_the_same_seed_gives_the_same_trial() -> None:
@@ -23,22 +34,54 @@ def test_the_same_seed_gives_the_same_trial() -> None:
 
 def test_trials_differ_in_more_than_their_faults() -> None:
     """Codecs, overlaps, ways to adopt, fragments, quorums and departures are drawn."""
-    trials = [trial(seed) for seed in range(200)]
+    trials = [trial(seed) for seed in range(300)]
     sync = [each.settings["sync"] for each in trials]
 
     assert {each.get("adopt", "rebase") for each in sync} == {"rebase", "mix"}
     assert {each["num_fragments"] for each in sync} == {1, 2, 3}
     assert {each["overlap_steps"] for each in sync} == {0, 1, 2}
-    assert len({str(each.settings["wire"]) for each in trials}) == 8
+    assert {each.settings["wire"]["down"] for each in trials} == DOWN
+    assert len({str(each.settings["wire"]) for each in trials}) >= 14
+    assert {bool(each.conditions.spike_every) for each in trials} == {True, False}
     assert {each.settings["run"]["quorum"] for each in trials} == {1, 2, 3}
     assert {bool(each.departures) for each in trials} == {True, False}
 
 
+def test_a_third_of_the_trials_is_asynchronous() -> None:
+    """With every buffer, grace and staleness, and paces from 1 to 6."""
+    trials = [trial(seed) for seed in range(300)]
+    stand = [each for each in trials if each.settings["sync"].get("mode") == "async"]
+    drawn = [each.settings["async"] for each in stand]
+    paces = [pace for each in stand for pace in each.conditions.paces.values()]
+
+    assert 80 <= len(stand) <= 120
+    assert {each.get("buffer") for each in drawn} == {None, 1, 2, 5}
+    assert {each.get("grace_s") for each in drawn} == {None, 0.0, 0.2, 2.0}
+    assert {each["staleness"] for each in drawn} == STALENESS
+    assert 1.0 <= min(paces) < 1.1
+    assert 5.9 < max(paces) <= 6.0
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_both_modes_have_gathered_outcomes_and_windows_that_change(mode: str) -> None:
+    """And weights by tokens."""
+    settings = [trial(seed).settings for seed in range(300)]
+    drawn = [each for each in settings if each["sync"].get("mode", "sync") == mode]
+
+    assert any(each["wire"]["down"] == "gather" for each in drawn)
+    assert any(each["sync"].get("dynamic_local_updates") for each in drawn)
+    assert any(each["outer"].get("weight") == "tokens" for each in drawn)
+
+
 @pytest.mark.filterwarnings("ignore::atoll.errors.AtollWarning")
-def test_every_trial_has_five_islands_and_twenty_rounds() -> None:
-    """As the storms that `make test` promises."""
+def test_every_trial_has_five_islands_and_an_end() -> None:
+    """20 rounds as the storms that `make test` promises, or 40 smaller ones."""
     for seed in range(50):
-        assert RunSettings.from_dict(trial(seed).settings).run.end_rounds == ROUNDS
+        settings = RunSettings.from_dict(trial(seed).settings)
+        if not settings.sync.is_async:
+            assert settings.run.end_rounds == ROUNDS
+        elif settings.run.end_tokens is None:
+            assert settings.run.end_rounds == ASYNC_ROUNDS
     assert len(storm(0).deaths) == ISLANDS
 
 

@@ -136,6 +136,10 @@ class CoordinatorHost:
     def start(self) -> None:
         self._process.start(self._live)
 
+    def now_s(self) -> float:
+        """Return the time of its clock."""
+        return self._clock.now_s()
+
     def _live(self) -> None:
         self.service = service = self._open()
         self._long_polls = long_polls = LongPolls(service)

@@ -33,6 +33,9 @@ STORE_STEP_S = 2.0
 STEP_TOKENS = (60, 100)
 """Range of the tokens of an inner step, drawn uniformly."""
 
+SPIKE = 100.0
+"""Factor of a change of the weights that is too large."""
+
 _DRAWN_STEPS = 32
 """Number of inner steps whose noise is drawn in one call."""
 
@@ -53,6 +56,10 @@ class Conditions:
 
     latency: Latency = field(default_factory=Latency)
     """Of every link: each island has a separate one to the coordinator and back."""
+
+    spike_every: int = 0
+    """Inner steps from one change of the weights that is `SPIKE` times too large to
+    the next; 0: there are none. Updates with one are refused once norms are known."""
 
     @property
     def slowest_step_s(self) -> float:
@@ -186,8 +193,9 @@ class SimIsland:
         noise = _noise(rng, [len(local) for local in view.local])
         while not host.has_ended:
             self._work()
+            factor = np.float32(SPIKE if self._has_spike(host) else 1.0)
             for local, change in zip(view.local, next(noise), strict=True):
-                local -= change
+                local -= factor * change
             host.tally.tokens += tokens[host.tally.inner_steps % 64]
             host.stepped()
             if (
@@ -202,6 +210,11 @@ class SimIsland:
         if has_ended:
             self._callbacks.ended(self._name, digest)
         return has_ended
+
+    def _has_spike(self, host: Host) -> bool:
+        """Return whether the next inner step changes the weights too much."""
+        every = self._conditions.spike_every
+        return every > 0 and host.tally.inner_steps % every == every - 1
 
     def _work(self) -> None:
         """Let the time of an inner step pass."""

@@ -242,8 +242,14 @@ class _Run:
         alive = [name for name in self._open if self._world.processes[name].is_alive]
         if not self._open or (self._is_calm and not alive):
             scheduler.stop()
-        elif scheduler.now_s > self._watch.progress.due_s:
+        elif scheduler.now_s > self._watch.progress.due_s + self._last_wait_s:
             self._overdue(len(alive))
+
+    @property
+    def _last_wait_s(self) -> float:
+        """The time for which an asynchronous run waits longer for its last updates."""
+        is_ending = self._settings.sync.is_async and self._referee.is_ending
+        return 1.1 * self._settings.limits.deadline_max_s if is_ending else 0.0
 
     def _overdue(self, num_alive: int) -> None:
         """Judge a time without commits: a run without a quorum waits correctly."""

@@ -41,7 +41,7 @@ from atoll.simulate.storms import (
 )
 
 ISLANDS = 5
-ROUNDS, STORE_ROUNDS = 20, 15
+ROUNDS, ASYNC_ROUNDS, STORE_ROUNDS = 20, 40, 15
 SHORT_DEADLINE_S = 10.0
 MAX_PACE = 6.0
 """How many times longer the slowest islands take for an inner step."""
@@ -65,9 +65,7 @@ class Trial:
 
     departures: Mapping[str, PlannedDeparture]
     plan: FaultPlan
-    paces: Mapping[str, float] = field(default_factory=dict)
-    """As in `Conditions`: how much slower than the fastest islands are."""
-
+    conditions: Conditions = field(default_factory=Conditions)
     store: bool = False
     """Whether a bucket replaces the coordinator."""
 
@@ -80,14 +78,9 @@ class Trial:
                 faults=self.plan,
                 seed=self.seed,
                 departures=self.departures,
-                conditions=Conditions(step_s=self.step_s, paces=self.paces),
+                conditions=self.conditions,
                 store=self.store,
             )
-
-    @property
-    def step_s(self) -> float:
-        """Time of an inner step on the fastest island."""
-        return STORE_STEP_S if self.store else STEP_S
 
     def shrunk(self, *, max_runs: int = 200) -> Trial:
         """Return the smallest trial found in which the same invariant fails."""
@@ -105,10 +98,11 @@ class Trial:
             "islands": ISLANDS,
             "departures": "DEPARTURES",
         }
-        if self.paces:
-            arguments["conditions"] = (
-                f"Conditions(step_s={self.step_s}, paces={dict(self.paces)})"
-            )
+        given = self.conditions
+        arguments["conditions"] = (
+            f"Conditions(step_s={given.step_s}, paces={dict(given.paces)}, "
+            f"spike_every={given.spike_every})"
+        )
         if self.store:
             arguments["store"] = True
         test = as_test(self.plan, seed=self.seed, arguments=arguments)
@@ -130,9 +124,13 @@ def trial(seed: int) -> Trial:
     departures = _departures(rng)
     if rng.random() < 1 / 4:
         plan = _with_zombie(plan, rng, span_s=span_s)
-    paces = _with_unequal_islands(settings, random.Random(f"unequal storm {seed}"))
+    modes = random.Random(f"modes of storm {seed}")
     return Trial(
-        seed=seed, settings=settings, departures=departures, plan=plan, paces=paces
+        seed=seed,
+        settings=settings,
+        departures=departures,
+        plan=plan,
+        conditions=_with_modes(settings, modes, may_be_async=True),
     )
 
 
@@ -155,13 +153,14 @@ def store_trial(seed: int) -> Trial:
         settings["limits"]["deadline_max_s"] = SHORT_DEADLINE_S
         sync_every = settings["sync"]["sync_every"]
         plan, departures = _with_left_out(plan, rng, sync_every=sync_every)
-    unequal = random.Random(f"unequal store storm {seed}")
+    modes = random.Random(f"modes of store storm {seed}")
+    conditions = _with_modes(settings, modes, may_be_async=False)
     return Trial(
         seed=seed,
         settings=settings,
         departures=departures,
         plan=plan,
-        paces=_with_unequal_islands(settings, unequal),
+        conditions=replace(conditions, step_s=STORE_STEP_S),
         store=True,
     )
 
@@ -202,21 +201,46 @@ def _settings(rng: random.Random) -> dict[str, dict[str, Any]]:
     }
 
 
-def _with_unequal_islands(
-    settings: dict[str, dict[str, Any]], rng: random.Random
-) -> dict[str, float]:
-    """Draw settings that came later from a generator of their own, and return paces.
+def _with_modes(
+    settings: dict[str, dict[str, Any]], rng: random.Random, *, may_be_async: bool
+) -> Conditions:
+    """Draw settings that came later from a generator of their own, and conditions.
 
     So a seed that draws none of them is the trial that it was before.
     """
+    is_async = rng.random() < 1 / 3 and may_be_async
+    is_dynamic = rng.random() < 1 / 4
     if rng.random() < 1 / 5:
         settings["wire"] = {**settings["wire"], "down": "gather"}
-    if rng.random() > 1 / 4:
-        return {}
+    spike_every = rng.randint(17, 40) if rng.random() < 1 / 5 else 0
     paces = {name: round(rng.uniform(1.0, MAX_PACE), 2) for name in NAMES}
-    settings["sync"]["dynamic_local_updates"] = True
-    settings["limits"]["deadline_max_s"] *= MAX_PACE
-    return paces
+    if is_async:
+        _make_async(settings, rng)
+    elif is_dynamic:
+        settings["limits"]["deadline_max_s"] *= MAX_PACE
+    if is_dynamic:
+        settings["sync"]["dynamic_local_updates"] = True
+    has_paces = is_async or is_dynamic
+    return Conditions(paces=paces if has_paces else {}, spike_every=spike_every)
+
+
+def _make_async(settings: dict[str, dict[str, Any]], rng: random.Random) -> None:
+    """Draw the settings of asynchronous rounds, of which a window has several."""
+    settings["sync"]["mode"] = "async"
+    settings["async"] = {
+        "staleness": rng.choice(_STALENESS),
+        **rng.choice(_BUFFERS),
+        **rng.choice(_GRACES),
+    }
+    outer = settings["outer"]
+    if outer.get("optimizer") == "adam":
+        settings["outer"] = {"weight": "tokens"}
+    if outer.get("merge") == "trimmed":
+        settings["async"]["staleness"] = "none"
+    settings["run"]["end_rounds"] = ASYNC_ROUNDS
+    if rng.random() < 1 / 4:
+        del settings["run"]["end_rounds"]
+        settings["run"]["end_tokens"] = rng.randint(2_000, 12_000)
 
 
 def _departures(rng: random.Random) -> dict[str, PlannedDeparture]:
@@ -277,6 +301,14 @@ def _with_zombie(plan: FaultPlan, rng: random.Random, *, span_s: float) -> Fault
 _FRAGMENTS = (1,) * 16 + (2, 3)
 """One storm in nine has several, since each fragment costs twenty rounds of time."""
 
+_STALENESS = ("none", "inverse", "inverse_root", "exponential")
+_BUFFERS: tuple[dict[str, Any], ...] = ({}, {"buffer": 1}, {"buffer": 2}, {"buffer": 5})
+_GRACES: tuple[dict[str, Any], ...] = (
+    {},
+    {"grace_s": 0.0},
+    {"grace_s": 0.2},
+    {"grace_s": 2.0},
+)
 _ADOPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {},

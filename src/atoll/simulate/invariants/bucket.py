@@ -91,6 +91,11 @@ class BucketReferee:
         return bool(self._states) and is_enough
 
     @property
+    def is_ending(self) -> bool:
+        last = self._last_round
+        return any(state.round + 1 == last for state in self._states)
+
+    @property
     def has_ended(self) -> bool:
         last = self._last_round
         return last is not None and all(state.round >= last for state in self._states)

@@ -21,7 +21,7 @@ from atoll.errors import NonFinite
 from atoll.exchange import Outcome
 from atoll.settings import RunSettings
 from atoll.simulate.storms import COORDINATOR
-from atoll.wire import Header, RosterEntry, Verdict, codec, update_digest
+from atoll.wire import FrameKind, Header, RosterEntry, Verdict, codec, update_digest
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ ROUNDS_IN_ORDER = Invariant(
 )
 COUNTED_ONCE = Invariant(
     "counted once",
-    "A counted update was published for its round, and no work of it counted before.",
+    "A counted update was published for its round or, in an asynchronous run, its "
+    "label; no work of it counted before, and no roster lists an update again.",
 )
 TRUE_MEAN = Invariant(
     "true mean",
@@ -92,7 +93,19 @@ NOTHING_LEFT_OUT = Invariant(
 )
 EVERYONE_COUNTS = Invariant(
     "everyone counts",
-    "After a storm, every round from the third on counts every live island.",
+    "After a storm, every round from the third on counts every live island; with "
+    "windows that change, it counts in one of two rounds. An asynchronous run lists "
+    "every update in the round in which it was staged or in the next one.",
+)
+STANDS = Invariant(
+    "stands",
+    "An update that was acknowledged as staged is in the roster of that round, unless "
+    "the coordinator died in between.",
+)
+AGES = Invariant(
+    "ages",
+    "The base of a counted update is the state before the round that it was sealed "
+    "for; that of a departing update is at most later.",
 )
 PROGRESS = Invariant(
     "progress",
@@ -104,7 +117,8 @@ BOUNDED = Invariant(
 )
 DEADLINES_BOUNDED = Invariant(
     "deadlines bounded",
-    "No deadline lies outside deadline_min_s and deadline_max_s.",
+    "No deadline lies outside deadline_min_s and deadline_max_s; an asynchronous "
+    "round waits at most its grace, unless it is the last.",
 )
 ISLANDS_CONTINUE = Invariant(
     "islands continue",
@@ -115,7 +129,7 @@ ALL = (
     *(SAME_STATE, SAME_OUTCOME, DURABLE_FIRST, ROUNDS_IN_ORDER),
     *(COUNTED_ONCE, TRUE_MEAN, WORK_CONSERVED, TOKENS_CONSERVED),
     *(ZOMBIES_CHANGE_NOTHING, NOTHING_LEFT_OUT, EVERYONE_COUNTS, PROGRESS),
-    *(BOUNDED, DEADLINES_BOUNDED, ISLANDS_CONTINUE),
+    *(BOUNDED, DEADLINES_BOUNDED, ISLANDS_CONTINUE, STANDS, AGES),
 )
 
 
@@ -154,6 +168,8 @@ class CommittedRound:
     body: bytes
     digest_after: bytes
     at_s: float
+    num_live: int | None = None
+    """Number of live members when the round closed; None if that is not known."""
 
     def entry(self, island: str) -> RosterEntry | None:
         assert self.header.roster is not None
@@ -187,6 +203,9 @@ class History:
     has_gaps: bool = False
     """Whether an old copy of the journal was restored, which may lose outcomes."""
 
+    _listings: dict[bytes, CommittedRound] = field(default_factory=dict)
+    """The first round whose roster lists an update, by its digest."""
+
     def publish(self, header: Header, body: NDArray[np.uint8]) -> PublishedUpdate:
         """Note an update that is being sent; its first bytes stay."""
         digest = update_digest(header)
@@ -208,17 +227,33 @@ class History:
             key for key, origin in self.origins.items() if origin == update.digest
         ]
         for candidate in (update, *(self.updates[digest] for digest in copies)):
-            commit = self.commits.get(
-                (candidate.header.fragment, candidate.header.round)
-            )
+            commit = self.listing(candidate.digest)
             if commit is not None and commit.counts(candidate):
                 return candidate
         return None
 
+    def listing(self, digest: bytes) -> CommittedRound | None:
+        """Return the round whose roster lists an update, counted or refused."""
+        return self._listings.get(digest)
+
     def commit(self, commit: CommittedRound) -> None:
-        key = (commit.header.fragment, commit.header.round)
-        self.commits[key] = commit
-        self.last[key[0]] = key[1]
+        fragment, round = commit.header.fragment, commit.header.round
+        if round <= self.last.get(fragment, 0):
+            self._abandon(fragment, round)
+        self.commits[fragment, round] = commit
+        self.last[fragment] = round
+        assert commit.header.roster is not None
+        for entry in commit.header.roster.entries:
+            if entry.digest:
+                self._listings.setdefault(entry.digest, commit)
+
+    def _abandon(self, fragment: int, round: int) -> None:
+        """Forget the listings of rounds that are lost and repeated."""
+        self._listings = {
+            digest: commit
+            for digest, commit in self._listings.items()
+            if commit.header.fragment != fragment or commit.header.round < round
+        }
 
 
 class RoundCheck:
@@ -234,6 +269,7 @@ class RoundCheck:
         self._history, self._settings, self._layout = history, settings, layout
         self._staleness = settings.asynchronous.staleness
         self._report = report
+        self._last_rounds: dict[int, int] = {}
         self._attempts: dict[tuple[int, int], CommittedRound] = {}
         self._founded: dict[int, bytes] = {}
         self._counted: dict[bytes, int] = {}
@@ -250,8 +286,10 @@ class RoundCheck:
         self._require_next(commit)
         self._abandon(commit)
         self._history.commit(commit)
+        self._require_listed_once(commit)
         for update in self._require_published(commit):
             self._require_once(commit, update)
+            self._require_base(commit, update)
         self._require_weights(commit)
         self._require_mean(commit)
         self._require_share(commit)
@@ -353,7 +391,7 @@ class RoundCheck:
     def _require_next(self, commit: CommittedRound) -> None:
         fragment, round = commit.header.fragment, commit.header.round
         last = self._history.last.get(fragment, 0)
-        last_round = self._settings.run.end_rounds
+        last_round = self._last_round(fragment)
         is_beyond = last_round is not None and round > last_round
         is_next = round == last + 1 or self._history.has_gaps
         if not is_next or is_beyond:
@@ -362,6 +400,29 @@ class RoundCheck:
                 COORDINATOR,
                 f"committed round {round} of fragment {fragment} after round {last}; "
                 f"the last one is {last_round}",
+            )
+
+    def _last_round(self, fragment: int) -> int | None:
+        """Return the last round of a fragment, if it is known."""
+        if self._settings.sync.is_async:
+            return self._last_rounds.get(fragment)
+        return self._settings.run.end_rounds
+
+    def ends(self, fragment: int, last_round: int | None) -> None:
+        """Check the last round of a fragment, which never changes once it is decided.
+
+        Only an asynchronous run decides it while it runs: its fragments may end with
+        different rounds.
+        """
+        before = self._last_rounds.get(fragment, last_round)
+        if last_round is not None:
+            self._last_rounds[fragment] = last_round
+        if before != last_round and not self._history.has_gaps:
+            self._report(
+                ROUNDS_IN_ORDER,
+                COORDINATOR,
+                f"changes the last round of fragment {fragment} from {before} to "
+                f"{last_round}",
             )
 
     def _abandon(self, commit: CommittedRound) -> None:
@@ -384,7 +445,7 @@ class RoundCheck:
         updates = []
         for entry in commit.header.roster.counted:
             update = self._history.updates.get(entry.digest)
-            label = commit.header.round - entry.age
+            label = self._label(commit, entry)
             key = (commit.header.fragment, label, entry.island)
             if update is None or key != _key(update):
                 self._report(
@@ -396,6 +457,49 @@ class RoundCheck:
             else:
                 updates.append(update)
         return updates
+
+    def _label(self, commit: CommittedRound, entry: RosterEntry) -> int:
+        """Return the round for which a listed update must have been sealed."""
+        age = entry.age if self._settings.sync.is_async else 0
+        return commit.header.round - age
+
+    def _require_listed_once(self, commit: CommittedRound) -> None:
+        """Report an update that the roster of an earlier round lists already."""
+        header = commit.header
+        assert header.roster is not None
+        for entry in header.roster.entries:
+            before = self._history.listing(entry.digest)
+            if before is not None and before.header.round != header.round:
+                self._report(
+                    COUNTED_ONCE,
+                    entry.island,
+                    f"round {header.round} of fragment {header.fragment} lists an "
+                    f"update that round {before.header.round} has listed",
+                )
+
+    def _require_base(self, commit: CommittedRound, update: PublishedUpdate) -> None:
+        """Check that an update was made from the state before its label's round."""
+        header, round = update.header, commit.header.round
+        first = header.round - 1 if header.kind is FrameKind.UPDATE else 0
+        last = header.round if header.kind is FrameKind.UPDATE else round
+        bases = [
+            self._digest_after(header.fragment, number) for number in range(first, last)
+        ]
+        is_known = None not in bases and not self._history.has_gaps
+        if is_known and header.base not in bases:
+            self._report(
+                AGES,
+                header.island,
+                f"round {round} of fragment {header.fragment} counts an update for "
+                f"round {header.round} with base {header.base.hex()[:12]}, which is "
+                f"not a state of rounds {first} to {last - 1}",
+            )
+
+    def _digest_after(self, fragment: int, round: int) -> bytes | None:
+        commit = self._history.commits.get((fragment, round))
+        if round == 0:
+            return self._founded.get(fragment)
+        return commit.digest_after if commit is not None else None
 
     def _require_once(self, commit: CommittedRound, update: PublishedUpdate) -> None:
         header, key = update.header, (update.incarnation, update.header.fragment)
@@ -462,17 +566,28 @@ class RoundCheck:
         assert header.roster is not None
         assert header.outer is not None
         ages = [entry.age for entry in header.roster.counted]
-        buffer, expected = header.outer.buffer, 0.0
+        buffer, share = 0, 0.0
         if ages and self._settings.sync.is_async:
-            needed = self._settings.asynchronous.buffer or max(buffer, 1)
-            expected = buffer_share(ages, kind=self._staleness, buffer=needed)
-        if header.outer.share != expected:
+            buffer = self._buffer(commit)
+            share = buffer_share(ages, kind=self._staleness, buffer=buffer)
+        if (header.outer.buffer, header.outer.share) != (buffer, share):
             self._report(
                 TRUE_MEAN,
                 COORDINATOR,
                 f"round {header.round} of fragment {header.fragment} has share "
-                f"{header.outer.share} of buffer {buffer}, and not {expected}",
+                f"{header.outer.share} of buffer {header.outer.buffer}, and not "
+                f"{share} of {buffer}",
             )
+
+    def _buffer(self, commit: CommittedRound) -> int:
+        """Return how many updates fill the buffer of a round."""
+        buffer = self._settings.asynchronous.buffer
+        if buffer is None:
+            buffer = commit.num_live
+        if buffer is None:  # it depends on the view of the island that decides
+            assert commit.header.outer is not None
+            buffer = commit.header.outer.buffer
+        return max(buffer, 1)
 
     def _mean(
         self, layout: weights.FragmentLayout, parts: list[weights.Contribution]

@@ -9,10 +9,11 @@ from atoll.coordinator import Service
 from atoll.exchange import calls
 from atoll.journal.files import Body, views_of
 from atoll.protocol.coordinator_state import CoordinatorState
-from atoll.protocol.rounds import Phase
+from atoll.protocol.rounds import Phase, Round
 from atoll.simulate.hosts import CoordinatorHost
 from atoll.simulate.invariants import claims
-from atoll.simulate.invariants.watch import InvariantWatch
+from atoll.simulate.invariants.standing import StandingUpdates
+from atoll.simulate.invariants.watch import InvariantWatch, longest_grace_s
 from atoll.simulate.storms import COORDINATOR
 from atoll.simulate.world import SimWorld
 from atoll.wire import FrameKind, Header
@@ -27,6 +28,9 @@ class CoordinatorReferee:
         self._world, self._coordinator, self._watch = world, coordinator, watch
         self._rounds, self.report = watch.rounds, watch.report
         self._service: Service | None = None
+        self._standing = StandingUpdates(watch.report)
+        self._num_live: dict[tuple[int, int], int] = {}
+        """Live members when a round closed, by fragment and round."""
 
     @property
     def opened(self) -> tuple[int, ...]:
@@ -38,6 +42,15 @@ class CoordinatorReferee:
     def has_started(self) -> bool:
         service = self._coordinator.service
         return service is None or service.state.has_started
+
+    @property
+    def is_ending(self) -> bool:
+        service = self._coordinator.service
+        return service is not None and any(
+            round.phase is not Phase.ENDED
+            and round.number == last_round_of(service.state, round)
+            for round in service.state.rounds
+        )
 
     @property
     def has_ended(self) -> bool:
@@ -55,11 +68,25 @@ class CoordinatorReferee:
         service = self._coordinator.service
         if service is not self._service and service is not None:
             self._observe(service)
+        if service is not None:
+            self._note_closing(service)
+
+    def _note_closing(self, service: Service) -> None:
+        """Note the live members when a round closes, which may be committed later."""
+        for round in service.state.rounds:
+            if round.phase is Phase.CLOSING:
+                self._live_at_close(service, round)
+
+    def _live_at_close(self, service: Service, round: Round) -> int:
+        live = len(service.state.members.live(self._coordinator.now_s()))
+        return self._num_live.setdefault((round.fragment, round.number), live)
 
     def judge(self) -> None:
         service = self._coordinator.service
         assert service is not None
         check_deadlines(service, self.report)
+        for round in service.state.rounds:
+            self._rounds.ends(round.fragment, last_round_of(service.state, round))
 
     def conclude(self) -> None:
         if self._coordinator.service is not None:
@@ -73,6 +100,8 @@ class CoordinatorReferee:
         now_s = self._world.scheduler.now_s
         opened_s = {index: now_s for index in range(len(service.weights))}
         self._watch.opened_s = opened_s
+        self._num_live.clear()
+        self._standing.begin(service.state.rounds)
         handle, commit = service.handle, service.journal.commit
         # Wrappers of this object's methods, which observe and do not change the calls.
         service.handle = partial(self._handle, service, handle)  # type: ignore[method-assign]
@@ -93,8 +122,14 @@ class CoordinatorReferee:
                 self._check_zombie(before, service.state, *sender)
             if isinstance(call, calls.PublishCall):
                 check_staged(service, self.report)
+                self._note_staged(before, service.state)
             elif isinstance(call, calls.FoundCall):
                 self._rounds.founded(service.weights)
+
+    def _note_staged(self, before: CoordinatorState, after: CoordinatorState) -> None:
+        for old, new in zip(before.rounds, after.rounds, strict=False):
+            if new is not old and new.number == old.number:
+                self._standing.look(new, old.staged, old.ahead)
 
     def _check_zombie(
         self,
@@ -132,10 +167,19 @@ class CoordinatorReferee:
     ) -> None:
         now_s = self._world.scheduler.now_s
         data = b"".join(views_of(body))
-        outcome = claims.CommittedRound(agreed, data, digest_after, now_s)
+        round = service.state.rounds[agreed.fragment]
+        num_live = self._live_at_close(service, round)
+        outcome = claims.CommittedRound(agreed, data, digest_after, now_s, num_live)
         self._rounds.attempted(outcome)
         commit(agreed, body, digest_after=digest_after, epoch=epoch)
+        del self._num_live[round.fragment, round.number]
         self._watch.committed(outcome)
+        self._standing.committed(outcome)
+
+
+def last_round_of(state: CoordinatorState, round: Round) -> int | None:
+    """Return the last round of a fragment, if the run has an end."""
+    return state.last_round
 
 
 def _sender(call: calls.Call) -> tuple[str, int] | None:
@@ -158,12 +202,8 @@ def check_staged(service: Service, report: claims.Report) -> None:
     """Report staged updates of other rounds or unknown islands, or too many."""
     for round in service.state.rounds:
         members = service.state.members.known.keys()
-        is_ahead = all(
-            header.kind is FrameKind.DEPARTING and header.round == round.number + 1
-            for header in round.ahead.values()
-        )
-        is_now = all(header.round == round.number for header in round.staged.values())
-        if not (is_ahead and is_now and {*round.staged, *round.ahead} <= members):
+        are_right = _asynchronous if round.is_async else _synchronous
+        if not (are_right(round) and {*round.staged, *round.ahead} <= members):
             report(
                 claims.BOUNDED,
                 "coordinator",
@@ -182,19 +222,47 @@ def check_staged(service: Service, report: claims.Report) -> None:
         )
 
 
+def _synchronous(round: Round) -> bool:
+    """Return whether staged updates are of the open round, or depart for the next."""
+    is_ahead = all(
+        header.kind is FrameKind.DEPARTING and header.round == round.number + 1
+        for header in round.ahead.values()
+    )
+    return is_ahead and all(
+        header.round == round.number for header in round.staged.values()
+    )
+
+
+def _asynchronous(round: Round) -> bool:
+    """Return whether staged updates have a label of the open round or before.
+
+    The next roster lists what arrives while the round closes, what departs while
+    another update of its island stands, and what departs for the next round.
+    """
+    is_ahead = all(
+        header.round <= round.number + 1
+        and (header.kind is FrameKind.DEPARTING or round.phase is Phase.CLOSING)
+        for header in round.ahead.values()
+    )
+    return is_ahead and all(
+        header.round <= round.number for header in round.staged.values()
+    )
+
+
 def check_deadlines(service: Service, report: claims.Report) -> None:
     """Report a deadline outside its bounds."""
-    state, limits = service.state, service.state.settings.limits
+    state = service.state
     for round in state.rounds:
         if round.phase is not Phase.OPEN:
             continue
+        shortest_s, longest_s = _deadlines_s(state, round)
         for island in round.candidates:
             late_at_s = round.late_at_s(island, state.members, state.settings)
             after_s = late_at_s - round.opened_s
             # The clock shows up to some millions of seconds: a difference of sums.
             if (
-                after_s < limits.deadline_min_s - 1e-6
-                or late_at_s > round.waits_from_s + limits.deadline_max_s + 1e-6
+                after_s < shortest_s - 1e-6
+                or late_at_s > round.waits_from_s + longest_s + 1e-6
             ):
                 report(
                     claims.DEADLINES_BOUNDED,
@@ -202,3 +270,15 @@ def check_deadlines(service: Service, report: claims.Report) -> None:
                     f"waits {after_s:.3f} s for {island} in round {round.number} of "
                     f"fragment {round.fragment}",
                 )
+
+
+def _deadlines_s(state: CoordinatorState, round: Round) -> tuple[float, float]:
+    """Return the bounds of a wait: from the opening, and from the first update."""
+    limits = state.settings.limits
+    if not round.is_async:
+        return limits.deadline_min_s, limits.deadline_max_s
+    if round.number == last_round_of(state, round):
+        return 0.0, limits.deadline_max_s
+    paces_s = [member.step_s or 0.0 for member in state.members.known.values()]
+    step_s = max(paces_s, default=0.0)
+    return 0.0, longest_grace_s(state.settings, step_s=step_s)

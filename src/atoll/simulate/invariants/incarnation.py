@@ -26,12 +26,13 @@ from atoll.simulate.invariants.claims import (
     F64,
     TOKENS_CONSERVED,
     WORK_CONSERVED,
+    CommittedRound,
     History,
     PublishedUpdate,
     Report,
 )
 from atoll.weights.layout import F32
-from atoll.wire import FrameKind, Verdict
+from atoll.wire import FrameKind, Header, Verdict
 
 CODEC_ERRORS = {"fp32": 1e-6, "bf16": 2.0**-7, "bf16-stochastic": 2.0**-6}
 """Largest relative error of codecs whose error does not depend on a block's maximum."""
@@ -40,8 +41,17 @@ CODEC_ERRORS = {"fp32": 1e-6, "bf16": 2.0**-7, "bf16-stochastic": 2.0**-6}
 class ObservedIncarnation:
     """Updates that one incarnation has sealed and published, and its ledgers."""
 
-    def __init__(self, view: VectorView, history: History, report: Report) -> None:
+    def __init__(
+        self,
+        view: VectorView,
+        history: History,
+        report: Report,
+        on_staged: Callable[[Header], None],
+    ) -> None:
         self.view, self._history, self._report = view, history, report
+        self._on_staged = on_staged
+        """Called with each update that the island knows as staged."""
+
         self.ledgers: list[FragmentLedger] = []
         self.host: Host | None = None
         self.num_unconfirmed: Callable[[], int] = lambda: 0
@@ -81,8 +91,11 @@ class ObservedIncarnation:
             self._depart(ledger, update)
 
     def acknowledged(self, frame: Frame, reception: Reception) -> None:
-        """Note a departing update that was acknowledged as staged."""
-        if frame.header.kind is FrameKind.DEPARTING and reception is Reception.STAGED:
+        """Note an update that was acknowledged as staged."""
+        if reception is not Reception.STAGED or not frame.header.kind.is_update:
+            return
+        self._on_staged(frame.header)
+        if frame.header.kind is FrameKind.DEPARTING:
             self._staged.add(self._history.publish(frame.header, frame.body).digest)
 
     def read(self, fragment: int) -> None:
@@ -192,7 +205,9 @@ class ObservedIncarnation:
         update: PublishedUpdate,
     ) -> None:
         header = update.header
-        commit = self._history.commits.get((header.fragment, header.round))
+        commit = self._history.listing(digest) or self._history.commits.get(
+            (header.fragment, header.round)
+        )
         if commit is None:
             return
         entry, counted = commit.entry(header.island), self._history.counting(update)
@@ -408,14 +423,20 @@ class FragmentLedger:
 
     def settle(self, seal: SealRecord) -> bool:
         """Book the sealed update if its committed outcome counts it."""
-        update = seal.update
-        commit = self._history.commits.get((self.slot.index, seal.round))
+        update, commit = seal.update, self._receipt(seal)
         if update is None or commit is None or not commit.counts(update):
             return False
         self._committed += update.values
         self._error += self._lost_by_codec(seal, update)
         self.count_tokens(seal.tokens, update)
         return True
+
+    def _receipt(self, seal: SealRecord) -> CommittedRound | None:
+        """Return the round that lists the sealed update, if the island has taken it."""
+        listing = self._history.listing(seal.update.digest) if seal.update else None
+        if listing is None or listing.header.round > self.slot.state.round:
+            return None
+        return listing
 
     def count_tokens(self, tokens: int, update: PublishedUpdate) -> None:
         """Book the tokens of a counted update, sealed when there were `tokens`."""
@@ -443,19 +464,17 @@ class FragmentLedger:
     def _require_verdict(
         self, decision: WorkDecision, seal: SealRecord, is_counted: bool
     ) -> None:
-        commit = self._history.commits.get((self.slot.index, seal.round))
+        receipt = self._receipt(seal)
+        commit = receipt or self._history.commits.get((self.slot.index, seal.round))
         entry = commit.entry(self._joined.island) if commit else None
-        is_refused = (
-            entry is not None
-            and seal.update is not None
-            and entry.digest == seal.update.digest
-            and entry.verdict is Verdict.REFUSED
-        )
+        is_refused = receipt is not None and not is_counted
+        # An update of an asynchronous run stands until it is listed: nothing is late.
+        stands = self._joined.settings.sync.is_async
         allowed = {
             WorkDecision.ADOPT: is_counted,
             WorkDecision.REBASE: is_counted,
-            WorkDecision.CARRY: not is_counted and not is_refused,
-            WorkDecision.DROP: not is_refused,
+            WorkDecision.CARRY: receipt is None and not (stands and seal.update),
+            WorkDecision.DROP: not is_refused and not stands,
             WorkDecision.REFUSE: is_refused,
         }
         if not allowed[decision]:

@@ -29,10 +29,12 @@ from atoll.simulate.invariants.incarnation import (
     WatchedView,
     total,
 )
+from atoll.simulate.invariants.standing import EveryoneListed
 from atoll.simulate.network import Network
 from atoll.simulate.store import REQUEST_S
 from atoll.simulate.world import SimWorld
 from atoll.weights import Layout
+from atoll.wire import Header, Roster, Verdict
 
 
 class Referee(Protocol):
@@ -46,6 +48,11 @@ class Referee(Protocol):
     @property
     def has_started(self) -> bool:
         """Whether enough islands have joined, as far as is known now."""
+        ...
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the last round of a fragment is open, and is not committed."""
         ...
 
     @property
@@ -111,7 +118,17 @@ class InvariantWatch:
         self.history = claims.History()
         self.rounds = claims.RoundCheck(self.history, settings, layout, self.report)
         self.progress = ProgressCheck(silence_s, self.report)
-        self._everyone = EveryoneCounts(self.report, lease_s=lease_s)
+        self._everyone: EveryoneCounts | EveryoneListed
+        if settings.sync.is_async:
+            self._everyone = EveryoneListed(
+                self.history, self.report, lease_s=lease_s, longest_s=2 * silence_s
+            )
+        else:
+            self._everyone = EveryoneCounts(
+                self.report,
+                lease_s=lease_s,
+                may_miss_one=settings.sync.dynamic_local_updates,
+            )
         self._max_bytes = max_bytes_in_flight(
             layout, islands=islands, flight_s=LONGEST_FLIGHT_S
         )
@@ -143,7 +160,9 @@ class InvariantWatch:
 
     def begin(self, island: str, view: VectorView) -> WatchedPorts:
         """Return the ports of a new incarnation."""
-        incarnation = ObservedIncarnation(view, self.history, self.report)
+        incarnation = ObservedIncarnation(
+            view, self.history, self.report, self._acknowledged
+        )
         self._incarnations.append(incarnation)
         return WatchedPorts(
             WatchedView(view, incarnation), incarnation, partial(self._learn, island)
@@ -207,6 +226,11 @@ class InvariantWatch:
             for fate in incarnation.conclude()
         ]
         return total(fates)
+
+    def _acknowledged(self, header: Header) -> None:
+        """Note that an island knows its update as staged."""
+        if isinstance(self._everyone, EveryoneListed):
+            self._everyone.acknowledged(header, self._scheduler.now_s)
 
     def _learn(self, island: str, message: Outcome | Frame) -> None:
         self._touched.add(island)
@@ -278,10 +302,22 @@ def longest_silence_s(settings: RunSettings, *, step_s: float) -> float:
     they missed (one call), and then train a full window before they seal,
     which the slowest clock does not lengthen since steps take true time. An update
     that was lost is sent again with the next long poll: one more call and pause.
+    An asynchronous round waits a grace instead of a deadline, unless it is the last.
     """
     window_s = settings.sync.sync_every * step_s
-    waits_s = 1.1 * (LEASE_S + HEARTBEAT_S + settings.limits.deadline_max_s)
+    patience_s = settings.limits.deadline_max_s
+    if settings.sync.is_async:
+        patience_s = longest_grace_s(settings, step_s=step_s)
+    waits_s = 1.1 * (LEASE_S + HEARTBEAT_S + patience_s)
     return waits_s + 2 * window_s + 3 * (CALL_S + COORDINATOR_CALL.longest_s)
+
+
+def longest_grace_s(settings: RunSettings, *, step_s: float) -> float:
+    """Return the longest time for which an asynchronous round waits for others."""
+    grace_s = settings.asynchronous.grace_s
+    if grace_s is None:
+        grace_s = settings.sync.overlap_steps * step_s / 2
+    return grace_s
 
 
 def longest_wait_s(settings: RunSettings, *, step_s: float, islands: int) -> float:
@@ -331,10 +367,22 @@ class ProgressCheck:
 class EveryoneCounts:
     """Checks the rounds that open a lease after the last fault."""
 
-    def __init__(self, report: claims.Report, *, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self,
+        report: claims.Report,
+        *,
+        lease_s: float = LEASE_S,
+        may_miss_one: bool = False,
+    ) -> None:
         self._report, self._lease_s = report, lease_s
+        self._may_miss_one = may_miss_one
+        """Whether an island may be late once: a deadline is learned from arrivals, and
+        these are less regular when windows change."""
+
         self._calm_s = float("inf")
         self._seen: dict[int, int] = {}
+        self._missed: dict[int, set[str]] = {}
+        """The islands that missed the last round of a fragment."""
 
     def calm(self, since_s: float) -> None:
         """Note the end of all faults; a lease later no dead island has a lease."""
@@ -357,7 +405,10 @@ class EveryoneCounts:
         if self._seen[header.fragment] <= FIRST_ROUNDS:
             return
         assert header.roster is not None
-        missing = sorted({*islands} - {entry.island for entry in header.roster.counted})
+        missed = {*islands} - _judged(header.roster)
+        again = missed & self._missed.get(header.fragment, set())
+        self._missed[header.fragment] = missed
+        missing = sorted(again if self._may_miss_one else missed)
         if missing:
             self._report(
                 claims.EVERYONE_COUNTS,
@@ -366,3 +417,12 @@ class EveryoneCounts:
                 f"{self._seen[header.fragment]}th to open since {self._calm_s:.3f} s, "
                 "when no fault had acted for a lease and no island joined or left",
             )
+
+
+def _judged(roster: Roster) -> set[str]:
+    """Return the islands that count, or whose update was refused by its size."""
+    return {
+        entry.island
+        for entry in roster.entries
+        if entry.verdict is Verdict.COUNTED or entry.reason.startswith("norm: ")
+    }

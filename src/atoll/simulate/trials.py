@@ -130,7 +130,7 @@ def trial(seed: int) -> Trial:
         settings=settings,
         departures=departures,
         plan=plan,
-        conditions=_with_modes(settings, modes, may_be_async=True),
+        conditions=_with_modes(settings, modes, may_be_async=False),
     )
 
 

@@ -204,7 +204,7 @@ def _settings(rng: random.Random) -> dict[str, dict[str, Any]]:
 def _with_modes(
     settings: dict[str, dict[str, Any]], rng: random.Random, *, may_be_async: bool
 ) -> Conditions:
-    """Draw settings that came later from a generator of their own, and conditions.
+    """Draw settings that came later from a separate generator, and conditions.
 
     So a seed that draws none of them is the trial that it was before.
     """

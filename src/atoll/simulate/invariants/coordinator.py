@@ -236,8 +236,8 @@ def _synchronous(round: Round) -> bool:
 def _asynchronous(round: Round) -> bool:
     """Return whether staged updates have a label of the open round or before.
 
-    The next roster lists what arrives while the round closes, what departs while
-    another update of its island stands, and what departs for the next round.
+    The next roster lists updates that arrive while the round closes, and departing
+    ones if another of their island stands, or for the next round.
     """
     is_ahead = all(
         header.round <= round.number + 1

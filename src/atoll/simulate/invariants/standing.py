@@ -1,6 +1,7 @@
 """Asynchronous runs: an update stands until a roster lists it, and is listed soon.
 
-`StandingUpdates` checks what a coordinator stages, `EveryoneListed` what islands know.
+`StandingUpdates` checks updates that a coordinator stages, `EveryoneListed` those that
+islands know as staged.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class StandingUpdates:
         """By fragment and digest: the round that lists it, and its island."""
 
     def begin(self, rounds: Iterable[Round]) -> None:
-        """Start anew: a coordinator that has died keeps only departing updates."""
+        """Start again: a coordinator that has died keeps only departing updates."""
         self._due = {}
         for round in rounds:
             self.look(round, {}, {})

@@ -22,7 +22,7 @@ from atoll.simulate import SimWorld
 from atoll.simulate.invariants import ALL, Invariant
 from atoll.simulate.invariants.claims import CommittedRound, History, Report, RoundCheck
 from atoll.simulate.invariants.incarnation import check_unconfirmed
-from atoll.simulate.invariants.standing import EveryoneListed
+from atoll.simulate.invariants.listings import EveryoneListed
 from atoll.simulate.invariants.watch import (
     EveryoneCounts,
     check_bytes,

@@ -12,7 +12,7 @@ from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.rounds import Phase, Round
 from atoll.simulate.hosts import CoordinatorHost
 from atoll.simulate.invariants import claims
-from atoll.simulate.invariants.standing import StandingUpdates
+from atoll.simulate.invariants.listings import StandingUpdates
 from atoll.simulate.invariants.watch import InvariantWatch, longest_grace_s
 from atoll.simulate.storms import COORDINATOR
 from atoll.simulate.world import SimWorld

@@ -29,7 +29,7 @@ from atoll.simulate.invariants.incarnation import (
     WatchedView,
     total,
 )
-from atoll.simulate.invariants.standing import EveryoneListed
+from atoll.simulate.invariants.listings import EveryoneListed
 from atoll.simulate.network import Network
 from atoll.simulate.store import REQUEST_S
 from atoll.simulate.world import SimWorld

@@ -98,10 +98,10 @@ class Trial:
             "islands": ISLANDS,
             "departures": "DEPARTURES",
         }
-        given = self.conditions
+        conditions = self.conditions
         arguments["conditions"] = (
-            f"Conditions(step_s={given.step_s}, paces={dict(given.paces)}, "
-            f"spike_every={given.spike_every})"
+            f"Conditions(step_s={conditions.step_s}, paces={dict(given.paces)}, "
+            f"spike_every={conditions.spike_every})"
         )
         if self.store:
             arguments["store"] = True

@@ -100,7 +100,7 @@ class Trial:
         }
         conditions = self.conditions
         arguments["conditions"] = (
-            f"Conditions(step_s={conditions.step_s}, paces={dict(given.paces)}, "
+            f"Conditions(step_s={conditions.step_s}, paces={dict(conditions.paces)}, "
             f"spike_every={conditions.spike_every})"
         )
         if self.store:

@@ -6,7 +6,7 @@ from atoll import errors
 from atoll.errors import RunEnded
 
 if TYPE_CHECKING:
-    from atoll import checkpoint, exchange
+    from atoll import checkpoint, data, exchange
     from atoll.exchange.bucket.create import init
     from atoll.settings import RunSettings
 
@@ -15,6 +15,7 @@ __all__ = [
     "RunSettings",
     "__version__",
     "checkpoint",
+    "data",
     "errors",
     "exchange",
     "init",
@@ -39,6 +40,10 @@ if not TYPE_CHECKING:
             import atoll.checkpoint
 
             return atoll.checkpoint
+        if name == "data":
+            import atoll.data
+
+            return atoll.data
         if name == "init":
             from atoll.exchange.bucket.create import init
 

@@ -125,7 +125,7 @@ def test_an_outcome_that_is_saved_has_its_window() -> None:
 @pytest.mark.parametrize(
     ("version", "stride", "match"),
     [
-        (3, None, "has version 3, and this Atoll reads 1 and 2"),
+        (4, None, "has version 4, and this Atoll reads 1 to 3"),
         (2, {"window": 6, "sync_every": 5}, "window=6 must be 1 to sync_every=5"),
         (2, {"window": "6"}, "not complete"),
     ],

@@ -101,6 +101,7 @@ def test_an_island_offers_what_was_promised() -> None:
 
     assert public == {
         "anchor",
+        "deal",
         "digest",
         "ended",
         "evaluating",
@@ -124,6 +125,7 @@ def test_an_island_offers_what_was_promised() -> None:
     properties = {n for n in public if isinstance(getattr(Island, n), property)}
     assert public - properties == {
         "anchor",
+        "deal",
         "evaluating",
         "leave",
         "metrics",
@@ -139,6 +141,7 @@ def test_an_island_offers_what_was_promised() -> None:
     [
         (Island.report, ["*, tokens=0", "*, loss=None", "**metrics"]),
         (Island.anchor, []),
+        (Island.deal, ["data"]),
         (Island.evaluating, []),
         (Island.leave, []),
         (Island.metrics, []),

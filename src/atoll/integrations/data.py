@@ -15,7 +15,9 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
 from atoll.errors import AtollWarning, UsageError
+from atoll.island.deal import DealtRows
 from atoll.torch import Island, shard
+from atoll.torch.run_order import rows_of
 
 
 class IslandRows:
@@ -51,6 +53,39 @@ class IslandRows:
             yield from rows[max(0, skip - first) : last].tolist()
 
 
+class RunRows:
+    """A sampler of the rows that the run deals to a rank.
+
+    The epochs of a trainer are as long as before, and mean nothing: the run's rows are
+    over at any batch of any epoch.
+    """
+
+    def __init__(
+        self, rows: DealtRows, *, length: int, batch: int, drops_last: bool
+    ) -> None:
+        self._rows, self._length, self._batch = rows, length, batch
+        self._min_rows = batch if drops_last else 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the trainer has had its last batch."""
+        return self._rows.is_over and self._rows.num_fetched < self._min_rows
+
+    def note_batch(self) -> None:
+        """Note that the trainer has got a batch, the next of those fetched."""
+        self._rows.give(self._batch)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        self._rows.restart()
+        remaining = self._length
+        while remaining and len(rows := self._rows.take(min(self._batch, remaining))):
+            remaining -= len(rows)
+            yield from rows.tolist()
+
+
 def deal_rows(
     loader: Any, island: Island, *, shuffles: bool, ranks: int = 1
 ) -> IslandRows:
@@ -79,6 +114,25 @@ def deal_rows(
         length=len(batches.sampler) // ranks,
         seed=island.seed,
         shuffles=shuffles,
+    )
+    batches.sampler = sampler
+    return sampler
+
+
+def deal_run_rows(loader: Any, island: Island, *, ranks: int = 1) -> RunRows:
+    """Make a DataLoader read the rows that the run deals out, and return the sampler.
+
+    The arguments are those of `deal_rows`.
+
+    Raises:
+        UsageError: the run has another dataset.
+    """
+    batches = innermost(loader.batch_sampler)
+    sampler = RunRows(
+        rows_of(loader.dataset, island),
+        length=len(batches.sampler) // ranks,
+        batch=batches.batch_size,
+        drops_last=batches.drop_last,
     )
     batches.sampler = sampler
     return sampler

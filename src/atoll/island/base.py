@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from atoll.data import DataSpec
 from atoll.exchange import Frame
 from atoll.protocol.island import RemainingWork
 from atoll.settings import RunSettings
@@ -22,6 +23,7 @@ from atoll.weights.layout import F32
 from atoll.wire import Verdict
 
 if TYPE_CHECKING:  # these modules import the port of futures
+    from atoll.island.deal import DealtRows
     from atoll.island.fragment import IslandFragment, SealTerms, UpdateInFlight
     from atoll.island.host import Host
     from atoll.island.progress import IslandCounters, RunClock
@@ -129,6 +131,13 @@ class IslandHandle(Protocol):
 
     def end_when(self, is_asked: Callable[[], bool]) -> None:
         """End the island when `is_asked` returns True in any of its processes."""
+        ...
+
+    def open_data(self, data: DataSpec, *, may_sync: bool) -> DealtRows:
+        """Describe the data to the run, and return this process's rows.
+
+        With `may_sync` outcomes may be adopted whenever the loop takes rows.
+        """
         ...
 
     def count_tokens(self, tokens: int) -> None: ...

@@ -17,6 +17,7 @@ from atoll.algorithm.schedule import Stride
 from atoll.errors import AtollWarning, OutcomeLost, Refused, RunEnded, UsageError
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.base import IslandMemory
+from atoll.island.deal import Deal
 from atoll.island.fragment import IslandFragment, UpdateInFlight, adopt_mode
 from atoll.island.progress import (
     IslandCounters,
@@ -53,6 +54,7 @@ class Driver:
         runtime: Runtime,
         state: protocol.IslandState | None = None,
         stride: Stride | None = None,
+        deal: Deal | None = None,
     ) -> None:
         self._exchange, self._joined, self._slots = exchange, joined, slots
         self._tally, self._runtime = tally, runtime
@@ -60,7 +62,8 @@ class Driver:
         self._departing = DepartureSender(
             exchange, self.worker, memory, is_async=joined.settings.sync.is_async
         )
-        self.ledger = WorkLedger(joined, tally)
+        self._deal = deal
+        self.ledger = WorkLedger(joined, tally, deal)
         self._live = LiveWeights(
             memory,
             joined.settings.sync,
@@ -109,6 +112,7 @@ class Driver:
             stride=self.stride,
             is_exact=is_exact,
             origin=self._slots[0].origin,
+            deal=self._deal.save() if self._deal else None,
         )
 
     @property
@@ -125,6 +129,8 @@ class Driver:
         """Count one inner step, and perform the actions of its schedule step."""
         self._timer.end(self._runtime.now_s())
         self._tally.inner_steps += 1
+        if self._deal is not None:
+            self._deal.stepped(self._tally.inner_steps)
         self.stride = self.stride.stepped()
         step = self.stride.step
         self.position = self._exchange.heartbeat(self._beat())
@@ -146,6 +152,10 @@ class Driver:
             raise
         self.stride = self.stride.at(self._state.step).to(self._window)
         self._wakes_at = protocol.wakes_at(self._state, self._plan)
+
+    def beat_at_once(self) -> None:
+        """Send a heartbeat now: no inner step sends one while the loop waits."""
+        self.position = self._exchange.heartbeat(self._beat(), at_once=True)
 
     def depart(self) -> None:
         """Publish the work that has not counted. The worker has stopped before."""
@@ -197,6 +207,8 @@ class Driver:
         if not is_awaited:
             self._live.give_back(slot)
             self.before_seal()
+            if self._deal is not None:
+                self._deal.note_seal(slot.index)
         slot.sealed = self._live.seal(slot, round, is_awaited=is_awaited)
         book = self._state.books[slot.index]
         if is_awaited:
@@ -261,6 +273,8 @@ class Driver:
             raise
         self.ledger.count(slot, sealed, arrival)
         slot.sealed = None
+        if self._deal is not None:
+            self._deal.trim(min(map(first_unsettled, self._slots)))
 
     def _forget_uncounted(self, slot: IslandFragment, sealed: UpdateInFlight) -> None:
         """Forget an update that no round takes, because the run has ended.
@@ -350,6 +364,7 @@ class LiveWeights:
             inner_steps=self._tally.inner_steps,
             tokens=self._tally.tokens,
             weight=self._ledger.weight(slot),
+            cursor=b"" if is_awaited else self._ledger.cursor(slot),
             arrival=self._runtime.future(),
             is_awaited=is_awaited,
         )
@@ -385,6 +400,13 @@ class LiveWeights:
     def forget(self, sealed: UpdateInFlight) -> None:
         """Make an update's buffers available again."""
         self._memory.forget(sealed)
+
+
+def first_unsettled(slot: IslandFragment) -> int:
+    """Return the inner steps up to which no further update has to hold the work."""
+    if slot.held_back is None:
+        return slot.settled_steps
+    return min(slot.settled_steps, slot.held_back.settled[0])
 
 
 def plan_of(

@@ -46,6 +46,9 @@ class UpdateInFlight:
     inner_steps: int
     tokens: int
     weight: int
+    cursor: bytes = b""
+    """The packed turns of the rows that are in it."""
+
     number: int = 0
     """The number by which the island's memory finds its buffers."""
 

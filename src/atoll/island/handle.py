@@ -11,9 +11,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from atoll.data import DataSpec
 from atoll.errors import RunEnded, UsageError
 from atoll.island.base import IslandHandle
 from atoll.island.checkpoints import IslandCheckpoints, OnSave
+from atoll.island.deal import DealtRows
 from atoll.island.identity import island_seed
 from atoll.island.signals import Interrupted, Termination
 from atoll.settings import RunSettings
@@ -27,6 +29,9 @@ class TrainedIsland(ABC):
 
     _anchor_is_shown: str
     """The state of the loop in `evaluating`, for an error."""
+
+    _may_sync = True
+    """Whether outcomes may be adopted outside of calls that return weights."""
 
     def __init__(
         self, handle: IslandHandle, *, on_end: str, keeping: IslandCheckpoints | None
@@ -107,6 +112,18 @@ class TrainedIsland(ABC):
         True when the run is over, and after a SIGTERM inside the `with` block.
         """
         return self._handle.status.has_ended or self._handle.must_stop
+
+    def deal(self, data: DataSpec) -> DealtRows:
+        """Describe the training data to the run, and return the rows that it deals.
+
+        `atoll.torch.shard` and `atoll.data.batches` call it for a run with
+        `data.order = "run"`. All ranks of an island call it together.
+
+        Raises:
+            UsageError: the run deals out no rows, has another dataset, or this island
+                had.
+        """
+        return self._handle.open_data(data, may_sync=self._may_sync)
 
     def report(self, *, tokens: int = 0, loss: Any = None, **metrics: Any) -> None:
         """Report tokens and metrics of the coming inner step, without a device sync.

@@ -11,22 +11,30 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Self
+from functools import partial
+from typing import Self, cast
 
 from atoll.algorithm.schedule import Stride
-from atoll.errors import AtollWarning, Unreachable
+from atoll.data import Ask, DataSpec, Spans
+from atoll.errors import AtollWarning, Unreachable, UsageError
 from atoll.exchange import Exchange
+from atoll.exchange.base import Dealer
 from atoll.island.base import IslandMemory, Membership, ParameterView
+from atoll.island.deal import Deal, DealtRows
 from atoll.island.driver import Driver
 from atoll.island.entry import PublishConstants, ResumeSource, enter
 from atoll.island.memory import WholeMemory
 from atoll.island.progress import RunClock
+from atoll.island.resume import EnteredIsland
 from atoll.island.saved_state import SavedIsland
 from atoll.island.snapshot import pause_outcomes
 from atoll.protocol import JoinRequest, Position, Stats, SyncNow
 from atoll.runtime import Runtime, SystemRuntime
 from atoll.weights.layout import F32
 from atoll.wire import blake3_digest
+
+ASK_AGAIN_S = 1.0
+"""Interval of claims while no row is free, and some may return."""
 
 log = logging.getLogger("atoll")
 
@@ -74,6 +82,9 @@ class Host:
             run=self.joined.run,
             settings=self.settings,
         )
+        self.deal = _deal_of(exchange, entry, self._runtime)
+        """The rows that the run deals to this island; None: it reads its own data."""
+
         self._is_end_requested: Callable[[], bool] = lambda: False
         self._driver = Driver(
             exchange,
@@ -84,6 +95,7 @@ class Host:
             runtime=self._runtime,
             state=entry.state,
             stride=entry.stride,
+            deal=self.deal,
         )
         self.has_left = False
 
@@ -169,6 +181,33 @@ class Host:
 
     def end_when(self, is_asked: Callable[[], bool]) -> None:
         self._is_end_requested = is_asked
+
+    def open_data(self, data: DataSpec, *, may_sync: bool) -> DealtRows:
+        """Describe the data to the run, and return the rows that it deals out.
+
+        With `may_sync` outcomes may be adopted whenever the loop takes rows.
+
+        Raises:
+            UsageError: the run deals out no rows, or has another dataset.
+        """
+        deal = require_deal(self.deal)
+        deal.wait_for_rows = partial(self._wait_for_rows, may_sync=may_sync)
+        return deal.open(data)
+
+    def _wait_for_rows(self, *, may_sync: bool) -> bool:
+        """Wait for rows of other islands, which are free once open rounds are closed.
+
+        An open round may wait for the work of this island, so it publishes that.
+        """
+        if self._is_over() or self.must_stop:
+            return False
+        settled = [slot.settled_steps for slot in self.slots]
+        if may_sync and self.tally.inner_steps > min(settled):
+            self.sync_now()
+        else:
+            self._driver.beat_at_once()
+            self._runtime.sleep(ASK_AGAIN_S)
+        return not (self._is_over() or self.must_stop)
 
     def count_tokens(self, tokens: int) -> None:
         self.tally.tokens += tokens
@@ -263,3 +302,39 @@ class Host:
         if self._driver.failure is not None:
             raise self._driver.failure
         return self.has_ended or self.has_left
+
+
+def _deal_of(exchange: Exchange, entry: EnteredIsland, runtime: Runtime) -> Deal | None:
+    """Return the rows of an island that has entered a run, if the run deals them."""
+    joined, saved = entry.joined, entry.deal
+    if not joined.settings.data.is_dealt:
+        return None
+    is_exact = entry.resumed is not None and entry.resumed.is_exact
+    unsettled = getattr(joined, "held", Spans())
+    return Deal(
+        cast(Dealer, exchange),  # only dealers accept such a run
+        Ask(
+            island=joined.island,
+            incarnation=joined.incarnation,
+            number=getattr(joined, "last_claim", 0),
+        ),
+        joined.settings,
+        runtime,
+        num_fragments=len(entry.slots),
+        saved=saved,
+        unsettled=None if is_exact and saved is not None else unsettled,
+    )
+
+
+def require_deal(deal: Deal | None) -> Deal:
+    """Return the rows that a run deals out.
+
+    Raises:
+        UsageError: it deals out none.
+    """
+    if deal is None:
+        raise UsageError(
+            "data.order='islands': the run deals out no rows. Set data.order='run' in "
+            "its run file, or give each island its own rows."
+        )
+    return deal

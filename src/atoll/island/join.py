@@ -22,9 +22,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from atoll import protocol
+from atoll.data import Ask, Claim, DataSpec
 from atoll.errors import (
     AtollError,
     LeaseLost,
@@ -34,7 +35,7 @@ from atoll.errors import (
     UsageError,
 )
 from atoll.exchange import Frame, MemoryRun, Outcome
-from atoll.exchange.base import Constants, Keeper, KeepingExchange
+from atoll.exchange.base import Constants, Dealer, Keeper, KeepingExchange
 from atoll.island import environment
 from atoll.island.base import IslandMemory, ParameterView
 from atoll.island.entry import PublishConstants
@@ -417,6 +418,15 @@ class FollowingExchange:
 
     def state(self, fragment: int) -> Frame:
         return self._call(lambda location: location.state(fragment))
+
+    def open_data(self, island: str, incarnation: int, data: DataSpec) -> DataSpec:
+        """Describe the data to the run. Implements `Dealer`."""
+        return self._call(
+            lambda location: cast(Dealer, location).open_data(island, incarnation, data)
+        )
+
+    def claim(self, ask: Ask) -> Claim:
+        return self._call(lambda location: cast(Dealer, location).claim(ask))
 
     def leave(self, island: str, incarnation: int) -> None:
         self._call(lambda location: location.leave(island, incarnation))

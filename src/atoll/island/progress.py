@@ -19,6 +19,7 @@ from typing import Any, SupportsFloat
 
 from atoll import __version__
 from atoll.errors import AtollWarning, UsageError
+from atoll.island.deal import Deal
 from atoll.island.fragment import IslandFragment, UpdateInFlight
 from atoll.island.saved_state import AppliedOutcome
 from atoll.protocol import JoinReply, Position, Stats, WorkDecision
@@ -206,9 +207,11 @@ log = logging.getLogger("atoll")
 class WorkLedger:
     """Updates the counters of an island by the outcomes of its updates."""
 
-    def __init__(self, joined: JoinReply, tally: IslandCounters) -> None:
+    def __init__(
+        self, joined: JoinReply, tally: IslandCounters, deal: Deal | None = None
+    ) -> None:
         self._island, self._settings = joined.island, joined.settings
-        self._tally = tally
+        self._tally, self._deal = tally, deal
 
     def weight(self, slot: IslandFragment) -> int:
         """Return the weight of an update that is sealed now.
@@ -229,6 +232,16 @@ class WorkLedger:
                 "Call island.report(tokens=...) before every optimizer step."
             )
         return max(1, tokens) if by_tokens else 1
+
+    def cursor(self, slot: IslandFragment) -> bytes:
+        """Return the packed turns of the rows in an update that is sealed now."""
+        if self._deal is None:
+            return b""
+        settled_steps, _ = self._settled(slot)
+        flying = slot.sealed
+        if flying is not None and flying.frame is None and flying.outcome is None:
+            settled_steps = slot.settled_steps  # its seal was interrupted
+        return self._deal.cursor(settled_steps, self._tally.inner_steps)
 
     def has_rest(self, slot: IslandFragment) -> bool:
         """Return whether inner steps of a fragment are in no update."""
@@ -252,9 +265,11 @@ class WorkLedger:
                     self._warn_counted_already(slot, arrival)
                 else:
                     self._warn_dropped(slot, sealed, arrival.verdict)
+                    self._drop_rows(slot, slot.settled_steps)
                 slot.settle(self._tally.inner_steps, self._tally.tokens)
             case WorkDecision.REFUSE:
                 self._tally.refused += 1
+                self._drop_rows(slot, sealed.inner_steps)
                 slot.settle(self._tally.inner_steps, self._tally.tokens)
                 self._warn_refused(slot, sealed, arrival)
 
@@ -299,6 +314,11 @@ class WorkLedger:
         if flying and flying.arrival.done() and flying.arrival.exception():
             steps, tokens = slot.settled_steps, slot.settled_tokens
         return self._tally.inner_steps - steps, self._tally.tokens - tokens
+
+    def _drop_rows(self, slot: IslandFragment, settled_steps: int) -> None:
+        """Note the rows of inner steps whose work is lost, and that no round has."""
+        if self._deal is not None:
+            self._deal.drop(slot.index, settled_steps, self._tally.inner_steps)
 
     def _note_lost(self, steps: int) -> None:
         self._tally.not_counted_steps = max(self._tally.not_counted_steps, steps)

@@ -14,6 +14,7 @@ from atoll.algorithm.schedule import Stride
 from atoll.errors import OutcomeLost, UsageError
 from atoll.exchange import Exchange, Frame
 from atoll.island.base import IslandMemory
+from atoll.island.deal import SavedDeal
 from atoll.island.fragment import HeldBackWork, IslandFragment, UpdateInFlight
 from atoll.island.progress import IslandCounters
 from atoll.island.saved_state import (
@@ -67,6 +68,8 @@ class EnteredIsland:
 
     tally: IslandCounters = field(default_factory=IslandCounters)
     resumed: ResumeReport | None = None
+    deal: SavedDeal | None = None
+    """The rows of the restored work, or all rows of an island that resumes exactly."""
 
 
 def resume(
@@ -167,6 +170,7 @@ def _exact(
         resumed=ResumeReport(
             is_exact=True, saved=saved.progress, counted=_counted(joined, saved)
         ),
+        deal=saved.deal,
     )
 
 
@@ -311,7 +315,17 @@ def _rejoined(
             counted=counted,
             lost=lost,
         ),
+        deal=_rows_left(saved, rejoined),
     )
+
+
+def _rows_left(saved: SavedIsland, rejoined: list[RejoinedWork]) -> SavedDeal | None:
+    """Return the rows of the saved work that is added again, or may be."""
+    if saved.deal is None:
+        return None
+    since = [work.settled_steps for work in rejoined if work.remaining in REMAINS]
+    steps = min(since, default=None)
+    return saved.deal.work_since(steps, before_steps=saved.before_steps)
 
 
 def _cumulative(saved: SavedIsland) -> list[SavedFragment]:

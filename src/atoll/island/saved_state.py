@@ -15,6 +15,7 @@ import numpy as np
 from atoll.algorithm.schedule import Stride
 from atoll.errors import CorruptError, UsageError
 from atoll.exchange import Frame
+from atoll.island.deal import SavedDeal
 from atoll.protocol import Position, WorkDecision
 from atoll.protocol.island import FragmentSync, RemainingWork, RoundInFlight
 from atoll.weights.layout import F32
@@ -46,9 +47,10 @@ class FragmentsWanted:
     position: Position
 
 
-VERSION, STRIDE_VERSION = 1, 2
-"""The versions of the tree. The second has a stride. An island that makes all inner
-steps of the schedule is saved in the first, which earlier versions of Atoll read."""
+VERSION, STRIDE_VERSION, DEAL_VERSION = 1, 2, 3
+"""The versions of the tree. The second has a stride, the third rows of the run. An
+island that makes all inner steps of the schedule, and reads its own data, is saved in
+the first, which earlier versions of Atoll read."""
 
 COUNTERS = (
     "counted",
@@ -131,6 +133,9 @@ class SavedIsland:
     stride: Stride | None = None
     """None: the island makes all inner steps of the schedule."""
 
+    deal: SavedDeal | None = None
+    """The rows that the run has dealt to the island; None: it reads its own data."""
+
     @classmethod
     def of_rank(cls, fragments: list[SavedFragment]) -> SavedIsland:
         """Return one rank's vectors, for a checkpoint; the leader's has the rest."""
@@ -172,15 +177,13 @@ def to_tree(saved: SavedIsland) -> Tree:
     """Return an island as plain values and arrays; the arrays are not copied."""
     values = {name: getattr(saved, name) for name in _ISLAND_FIELDS}
     fragments = [_fragment_tree(fragment) for fragment in saved.fragments]
-    if not saved.has_stride:
-        return {"version": VERSION, **values, "fragments": fragments}
-    stride = asdict(saved.stride) if saved.stride else None
-    return {
-        "version": STRIDE_VERSION,
-        **values,
-        "stride": stride,
-        "fragments": fragments,
-    }
+    tree = {"version": VERSION, **values, "fragments": fragments}
+    if saved.has_stride or saved.deal:
+        stride = asdict(saved.stride) if saved.stride else None
+        tree |= {"version": STRIDE_VERSION, "stride": stride}
+    if saved.deal:
+        tree |= {"version": DEAL_VERSION, "deal": saved.deal.to_tree()}
+    return tree
 
 
 def from_tree(tree: Mapping[str, Any]) -> SavedIsland:
@@ -189,17 +192,18 @@ def from_tree(tree: Mapping[str, Any]) -> SavedIsland:
     Raises:
         CorruptError: `to_tree` did not make the tree.
     """
-    if tree.get("version") not in (VERSION, STRIDE_VERSION):
+    if tree.get("version") not in (VERSION, STRIDE_VERSION, DEAL_VERSION):
         raise CorruptError(
             f"The island's part of the checkpoint has version {tree.get('version')!r}, "
-            f"and this Atoll reads {VERSION} and {STRIDE_VERSION}. Use the Atoll that "
+            f"and this Atoll reads {VERSION} to {DEAL_VERSION}. Use the Atoll that "
             "wrote it."
         )
     try:
         fragments = [_fragment(*entry) for entry in enumerate(tree["fragments"])]
         values = {name: tree[name] for name in _ISLAND_FIELDS}
         stride = Stride(**tree["stride"]) if tree.get("stride") else None
-        return SavedIsland(fragments=fragments, stride=stride, **values)
+        deal = SavedDeal.from_tree(tree["deal"]) if tree.get("deal") else None
+        return SavedIsland(fragments=fragments, stride=stride, deal=deal, **values)
     except (KeyError, TypeError, ValueError, UsageError) as exc:
         raise CorruptError(
             f"The island's part of the checkpoint is not complete: {exc!r}. "
@@ -212,7 +216,7 @@ def _names(kind: type, *without: str) -> list[str]:
     return [field.name for field in fields(kind) if field.name not in without]
 
 
-_ISLAND_FIELDS = _names(SavedIsland, "fragments", "stride")
+_ISLAND_FIELDS = _names(SavedIsland, "fragments", "stride", "deal")
 _FRAGMENT_FIELDS = _names(SavedFragment, "index", "update", "book")
 _UPDATE_FIELDS = _names(SavedUpdate, "frame", "arrival")
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from atoll.algorithm.schedule import Stride
 from atoll.island.base import ParameterView
+from atoll.island.deal import SavedDeal
 from atoll.island.fragment import (
     HeldBackWork,
     IslandFragment,
@@ -53,6 +54,7 @@ def save_island(
     stride: Stride,
     is_exact: bool,
     origin: int = 0,
+    deal: SavedDeal | None = None,
 ) -> SavedIsland:
     """Return the island for a checkpoint, of its fragments' exact state or work.
 
@@ -72,6 +74,7 @@ def save_island(
         fragments=fragments,
         counters={name: getattr(tally, name) for name in COUNTERS},
         stride=None if stride.is_full else stride,
+        deal=deal,
     )
 
 

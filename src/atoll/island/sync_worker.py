@@ -213,6 +213,7 @@ class SyncWorker:
                 + sealed.inner_steps
                 - tally.earlier_steps,
                 tokens=joined.tokens + sealed.tokens - tally.earlier_tokens,
+                cursor=sealed.cursor,
             ),
         )
 

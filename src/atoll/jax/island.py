@@ -123,6 +123,7 @@ class Island(TrainedIsland, Generic[P]):
 
     _token_count = "batch.size, not an array"
     _anchor_is_shown = "The anchor is being evaluated."
+    _may_sync = False
 
     def __init__(
         self,

@@ -28,33 +28,42 @@ from torch.utils.data import (
 
 from atoll.errors import NoRows, UsageError
 from atoll.torch.island import Island, handle_of, register_data
+from atoll.torch.run_order import deal_out
 from atoll.wire import blake3_digest
 
 
 def shard(data: Any, island: Island) -> Any:
     """Return the part of `data` that belongs to this island.
 
-    Island `slot` of K takes rows slot, slot + K, slot + 2K, ..., where K is the run's
-    `max_islands`, or `start_islands` if that is not set: no two islands share a row.
+    With `data.order = "run"` that is what the run deals to it: an iterable, or a loader
+    without a length, that ends when the run has no more rows.
+
+    With `data.order = "islands"`, island `slot` of K takes rows slot, slot + K,
+    slot + 2K, ..., where K is the run's `max_islands`, or `start_islands` if that is
+    not set: no two islands share a row.
     The ranks of an island that train on their own data divide these rows, the same
     number to each; ranks that train on the same data get the same rows.
 
-    Loaders and streams have `state_dict` and `load_state_dict`. The first of them is
-    saved with the island, unless `Policy(extra={"data": ...})` is. The status reports
-    if another island has the same first batch.
+    Then loaders and streams have `state_dict` and `load_state_dict`. The first is saved
+    with the island, unless `Policy(extra={"data": ...})` is. The status reports if
+    another island has the same first batch.
 
     Args:
         data: a tensor or list (its rows), a map-style dataset or one of Hugging Face
             (its rows), a DataLoader over one (its rows; shuffled by the island's own
-            seed if it shuffled), or any other iterable (its items, which must come in
-            the same order on every island).
+            seed if it shuffled, or in the run's order), or any other iterable (its
+            items, which must come in the same order on every island).
 
     Raises:
         NoRows: more islands have joined than the data has parts.
         UsageError: the data cannot be sharded. The message has the remedy.
     """
-    row_shard = _row_shard(island)
     _require_ours(data)
+    if isinstance(data, DataLoader):
+        _require_plain_order(data)
+    if island.settings.data.is_dealt:
+        return deal_out(data, island, see_first(island))
+    row_shard = _row_shard(island)
     if isinstance(data, DataLoader):
         return _shard_loader(data, row_shard, island)
     if isinstance(data, torch.Tensor | list | tuple):
@@ -155,16 +164,22 @@ def _rows(data: Dataset[Any], row_shard: RowShard) -> Subset[Any]:
 def _shard_loader(loader: DataLoader[Any], row_shard: RowShard, island: Island) -> Any:
     if isinstance(loader.dataset, IterableDataset):
         return _registered(ShardedStream(loader, row_shard, see_first(island)), island)
+    rows, on_batch = _rows(loader.dataset, row_shard), see_first(island)
+    return _registered(
+        IslandLoader(rows, loader, seed=island.seed, on_batch=on_batch), island
+    )
+
+
+def _require_plain_order(loader: DataLoader[Any]) -> None:
+    """Raise UsageError for a loader that chooses its rows itself."""
+    if isinstance(loader.dataset, IterableDataset):
+        return
     if (sampler := _own_sampler(loader)) is not None:
         raise UsageError(
             f"The DataLoader has a custom sampler ({type(sampler).__name__}), "
             "which a part of its rows would contradict. Shard the dataset instead: "
             "DataLoader(atoll.torch.shard(dataset, island), ...)."
         )
-    rows, on_batch = _rows(loader.dataset, row_shard), see_first(island)
-    return _registered(
-        IslandLoader(rows, loader, seed=island.seed, on_batch=on_batch), island
-    )
 
 
 def _require_ours(data: object) -> None:

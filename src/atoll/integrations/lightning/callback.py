@@ -20,8 +20,10 @@ from torch.utils.data import DistributedSampler, RandomSampler, SequentialSample
 from atoll.errors import UsageError
 from atoll.exchange import CollectiveRun, MemoryRun
 from atoll.integrations.data import (
+    RunRows,
     can_be_dealt,
     deal_rows,
+    deal_run_rows,
     innermost,
     tokens_of,
     warn_of_same_rows,
@@ -58,7 +60,8 @@ class IslandCallback(Callback):
         island: this island's name; None reads ATOLL_ISLAND.
         model: the attribute of the LightningModule that is the run's model; None takes
             the whole module. Islands of one run have the same names of parameters.
-        shard: whether to read only this island's rows of a map-style dataset.
+        shard: whether to read only this island's rows of a map-style dataset: those
+            that the run deals to it, or its share by number.
         tokens: counts the tokens of a batch; None counts those of its first tensor.
     """
 
@@ -77,6 +80,9 @@ class IslandCallback(Callback):
         self._session: TrainerSession | None = None
         self._saved: SavedIsland | None = None
         self._is_resumed = self._wants_save = False
+        self._rows: RunRows | None = None
+        """The rows that the run deals out, if it does."""
+
         self._last_state: dict[str, Any] = {}
         self._tokens, self._losses = 0, list[torch.Tensor]()
 
@@ -149,7 +155,9 @@ class IslandCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Count the tokens of a batch."""
+        """Count the tokens of a batch, and its rows."""
+        if self._rows is not None:
+            self._rows.note_batch()
         self._tokens += self._tokens_of(batch)
 
     def on_before_backward(
@@ -189,7 +197,8 @@ class IslandCallback(Callback):
                 logger.log_metrics(session.island.metrics(), step=trainer.global_step)
         # Of several ranks only some may have the signal: all of them save together.
         has_signal = trainer.received_sigterm and trainer.world_size == 1
-        if session.island.should_stop:
+        is_out_of_rows = self._rows is not None and self._rows.is_over
+        if session.island.should_stop or is_out_of_rows:
             _stop(trainer)
         is_last = session.island.ended and trainer.checkpoint_callback is not None
         if self._wants_save or has_signal or is_last:
@@ -235,16 +244,24 @@ class IslandCallback(Callback):
             if not can_be_dealt(loader, _SAMPLERS):
                 warn_of_same_rows(loader, island)
                 continue
-            sampler = innermost(loader.batch_sampler).sampler
-            shuffles = not isinstance(sampler, SequentialSampler)
-            if isinstance(sampler, DistributedSampler):
-                shuffles = sampler.shuffle
-            rows = deal_rows(loader, island, shuffles=shuffles)
-            rows.set_epoch(trainer.current_epoch)
-            # Lightning resumes its count within an epoch, but restarts its loader.
-            rows.skip_once(loop.epoch_loop.batch_progress.current.ready * _size(loader))
+            if island.settings.data.is_dealt:
+                self._rows = deal_run_rows(loader, island)
+            else:
+                self._deal_share(trainer, loader, island)
             if loader.num_workers and loop._data_fetcher is not None:
                 iter(loop._data_fetcher)  # its workers have started with other rows
+
+    def _deal_share(self, trainer: Trainer, loader: Any, island: Island) -> None:
+        """Make a loader read the share of the rows that the island's number has."""
+        sampler = innermost(loader.batch_sampler).sampler
+        shuffles = not isinstance(sampler, SequentialSampler)
+        if isinstance(sampler, DistributedSampler):
+            shuffles = sampler.shuffle
+        rows = deal_rows(loader, island, shuffles=shuffles)
+        rows.set_epoch(trainer.current_epoch)
+        # Lightning resumes its count within an epoch, but restarts its loader.
+        ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        rows.skip_once(ready * _size(loader))
 
     def _want_save(self) -> None:
         self._wants_save = True

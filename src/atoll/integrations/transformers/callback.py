@@ -30,8 +30,10 @@ from transformers.trainer_utils import SaveStrategy
 from atoll.errors import AtollWarning, UsageError
 from atoll.exchange import CollectiveRun, MemoryRun
 from atoll.integrations.data import (
+    RunRows,
     can_be_dealt,
     deal_rows,
+    deal_run_rows,
     innermost,
     tokens_of,
     warn_of_same_rows,
@@ -60,7 +62,8 @@ class IslandCallback(TrainerCallback):
     Args:
         run: as `atoll.torch.join` takes it; None reads ATOLL_RUN.
         island: this island's name; None reads ATOLL_ISLAND.
-        shard: whether to read only this island's rows of a map-style dataset.
+        shard: whether to read only this island's rows of a map-style dataset: those
+            that the run deals to it, or its share by number.
     """
 
     def __init__(
@@ -75,6 +78,9 @@ class IslandCallback(TrainerCallback):
         self._trainer: Trainer | None = None
         self._session: TrainerSession | None = None
         self._batches: Batches | None = None
+        self._rows: RunRows | None = None
+        """The rows that the run deals out, if it does."""
+
         self._wants_save = self._is_over = False
         self._number = 0
 
@@ -183,6 +189,8 @@ class IslandCallback(TrainerCallback):
         self._session.note_step()
         island = self._session.island
         control.should_save |= self._wants_save
+        if self._rows is not None and self._rows.is_over:
+            control.should_training_stop = True
         if island.should_stop:
             control.should_training_stop = True
             control.should_save |= args.save_strategy != SaveStrategy.NO
@@ -202,6 +210,8 @@ class IslandCallback(TrainerCallback):
         """Do as after a step."""
         if self._is_over or self._is_asked_to_end():
             _clear_requests(control)
+        if self._rows is not None and self._rows.is_over:
+            control.should_training_stop = True
         self._prepare_weights(args, state, control)
         return control
 
@@ -260,11 +270,17 @@ class IslandCallback(TrainerCallback):
         assert isinstance(model, torch.nn.Module)
         scale = args.world_size if args.average_tokens_across_devices else 1
         self._wants_save, self._is_over = False, session.island.ended
-        self._batches = Batches(model, scale=scale, is_over=self._is_over)
         session.island.on_save(self._want_save)
         _arrange(trainer, self._first, self)
+        self._rows = None
         if self._shard and not self._is_over:
-            _deal(trainer.callback_handler.train_dataloader, session.island)
+            loader = trainer.callback_handler.train_dataloader
+            self._rows = _deal(loader, session.island)
+        if self._rows is not None:
+            args.ignore_data_skip = True  # the run knows which rows are left
+        self._batches = Batches(
+            model, scale=scale, is_over=self._is_over, rows=self._rows
+        )
 
     def _prepare_weights(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl
@@ -307,8 +323,15 @@ class Batches:
     A forward hook counts them, because callbacks do not get the batches.
     """
 
-    def __init__(self, model: torch.nn.Module, *, scale: float, is_over: bool) -> None:
-        self._scale = scale
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        scale: float,
+        is_over: bool,
+        rows: RunRows | None = None,
+    ) -> None:
+        self._rows, self._scale = rows, scale
         """Factor of a loss that is one process's share of the mean over all tokens."""
 
         self._is_over = is_over
@@ -341,6 +364,8 @@ class Batches:
         if self._is_over and isinstance(output, dict) and "loss" in output:
             output["loss"] = output["loss"] * 0.0  # it must not be reported either
             return
+        if self._rows is not None:
+            self._rows.note_batch()
         self._tokens += tokens_of(kwargs or args)
         # With the number of all items a loss is its batch's share, else it is a mean.
         self._is_share = "num_items_in_batch" in kwargs
@@ -409,17 +434,23 @@ def _arrange(trainer: Trainer, first: TrainerCallback, last: TrainerCallback) ->
     handler.callbacks = [first, *others, last]
 
 
-def _deal(loader: Any, island: Island) -> None:
-    """Make the trainer's loader read the rows of this rank only."""
+def _deal(loader: Any, island: Island) -> RunRows | None:
+    """Make the trainer's loader read the rows of this rank only.
+
+    Return the sampler if the run deals them out.
+    """
     if not can_be_dealt(loader, tuple(_SHUFFLES)):
         warn_of_same_rows(loader, island)
-        return
+        return None
     shuffles = _SHUFFLES[type(innermost(loader.batch_sampler).sampler)]
     ranks = 1
     if isinstance(dealt := loader.batch_sampler, BatchSamplerShard):
         # Every rank has its own rows then, so it reads all batches of its sampler.
         ranks, dealt.num_processes, dealt.process_index = dealt.num_processes, 1, 0
+    if island.settings.data.is_dealt:
+        return deal_run_rows(loader, island, ranks=ranks)
     deal_rows(loader, island, shuffles=shuffles, ranks=ranks)
+    return None
 
 
 def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:

@@ -13,11 +13,13 @@ from dataclasses import replace
 
 import torch
 
-from atoll.errors import AtollError, RunEnded, UsageError
+from atoll.data import DataSpec
+from atoll.errors import AtollError, RemoteError, RunEnded, UsageError
 from atoll.island import Host, IslandCounters
 from atoll.island.base import Membership
+from atoll.island.deal import DealtRows, DealtTurns, Tape, require_same_data
 from atoll.island.saved_state import SavedIsland
-from atoll.torch.ranks.channel import LEADER, from_message
+from atoll.torch.ranks.channel import LEADER, Message, from_message
 from atoll.torch.ranks.dispatcher import RankDispatcher
 from atoll.torch.ranks.leader import RankSignals, RankStatus, data_share_of
 from atoll.torch.ranks.sharded_memory import ShardedMemory
@@ -45,6 +47,11 @@ class FollowerRank:
         self.tally = IslandCounters()
         self._wakes_in = self._before_steps = 0
         self._failure: BaseException | None = None
+        self._tape: Tape | None = None
+        self._rows: DealtRows | None = None
+        self._data: DataSpec | None = None
+        """The rows that the run has dealt to the island, once the loop has sharded."""
+
         self.has_left = False
         self._thread = threading.Thread(
             target=self._work, name="atoll-ranks-work", daemon=True
@@ -108,6 +115,39 @@ class FollowerRank:
         """Count inner steps like the leader, with `progress` in all incarnations."""
         self.tally.inner_steps = self.concluded.trained[0]
         self._before_steps = progress - self.tally.inner_steps
+
+    def open_data(self, data: DataSpec, *, may_sync: bool) -> DealtRows:
+        """Describe the data to the run; all ranks call this together.
+
+        Raises:
+            UsageError: this rank has another dataset than the leader.
+        """
+        self._take_part("shard()")
+        if self._tape is None or self._rows is None:
+            raise RemoteError("The leader of this island has no rows of the run.")
+        if self._rows.data is None:
+            assert self._data is not None
+            require_same_data(self._data, data)
+            self._rows.begin(self._data, self.membership.settings)
+            self._rows.share(*self.membership.data_share)
+        return self._rows
+
+    def _refill_together(self) -> bool:
+        assert self._tape is not None
+        end = self._tape.end
+        self._take_part("deal()")
+        return self._tape.end > end
+
+    def _note_dealt(self, message: Message) -> None:
+        """Append the turns that the run has dealt to the island."""
+        dealt = DealtTurns.from_message(message)
+        if self._tape is None:
+            self._tape = Tape(start=dealt.start)
+            self._rows = DealtRows(self._tape, dealt.start, self._refill_together)
+        self._data = dealt.data
+        self._tape.extend(dealt.intervals)
+        assert self._rows is not None
+        self._tape.trim(self._rows.position)
 
     def count_tokens(self, tokens: int) -> None:
         self.tally.tokens += tokens
@@ -173,8 +213,11 @@ class FollowerRank:
             "asked": self._signals.is_end_requested(),
         }
         try:
-            self.concluded = RankStatus.of(self._ranks.take_part(entry)["status"])
+            conclusion = self._ranks.take_part(entry)
+            self.concluded = RankStatus.of(conclusion["status"])
             self._wakes_in = self.concluded.wakes_in
+            if conclusion["dealt"] is not None:
+                self._note_dealt(conclusion["dealt"])
         except RunEnded:  # the leader was interrupted: all ranks leave together
             raise
         except BaseException as exc:

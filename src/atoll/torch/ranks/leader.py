@@ -18,8 +18,11 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from atoll.algorithm.schedule import Stride
+from atoll.data import DataSpec
 from atoll.errors import AtollError, RemoteError
 from atoll.island import Host
+from atoll.island.deal import DealtRows
+from atoll.island.host import require_deal
 from atoll.island.progress import RunClock
 from atoll.island.saved_state import SavedIsland
 from atoll.torch.model import by_name
@@ -65,6 +68,10 @@ class LeaderRank:
 
         self.concluded: RankStatus
         """The status at the end of the last call, the same on all ranks."""
+
+        self._dealt_until: int | None = None
+        """The position up to which the other ranks have the dealt turns; None: the loop
+        has not sharded its data."""
 
         self._has_stepped = False
         """Whether the ranks have made a call after an inner step, with its tokens."""
@@ -137,6 +144,32 @@ class LeaderRank:
         steps, tokens = self.host.progress
         since = self._tokens - self._noted
         return steps, tokens + since * sum(self._data_ranks)
+
+    def open_data(self, data: DataSpec, *, may_sync: bool) -> DealtRows:
+        """Describe the data to the run; all ranks call this together."""
+        with self._collective_call("shard()"):
+            self.host.open_data(data, may_sync=may_sync)
+            deal = require_deal(self.host.deal)
+            rows = deal.rows
+            rows.share(*self.membership.data_share)
+            if self._dealt_until is None:
+                self._dealt_until = deal.start
+        rows.refill = self._refill_together
+        return rows
+
+    def _refill_together(self) -> bool:
+        """Ask the run for rows, when no rank has any left: they draw alike."""
+        with self._collective_call("deal()"):
+            return require_deal(self.host.deal).refill()
+
+    def _dealt(self) -> Message | None:
+        """Return the turns that the other ranks do not have yet."""
+        deal = self.host.deal
+        if deal is None or self._dealt_until is None:
+            return None
+        dealt = deal.dealt_since(self._dealt_until)
+        self._dealt_until = dealt.end
+        return dealt.to_message()
 
     def count_tokens(self, tokens: int) -> None:
         self._tokens += tokens
@@ -291,7 +324,7 @@ class LeaderRank:
             must_stop=self.must_stop,
             metrics=host.metrics,
         )
-        return {"status": asdict(self.concluded)}
+        return {"status": asdict(self.concluded), "dealt": self._dealt()}
 
     def _require_together(self) -> None:
         if self._failure is not None:

@@ -146,6 +146,8 @@ ROUTES = (
         BodyKind.BYTES,
         f"{_SENDER} first",
     ),
+    _call("open_data", "POST", "/data", _ALWAYS, _JSON, _SENDER),
+    _call("claim", "POST", "/data/claims", _ALWAYS, _JSON, _SENDER),
     _call("found", "POST", "/anchor", _ALWAYS, _FRAMES, _SENDER),
     _call("recover", "POST", "/state/{fragment}", _ALWAYS, _FRAMES, _SENDER),
     # Compares the protocol itself, so that it is readable in every version.

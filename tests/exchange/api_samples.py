@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from atoll.data import Ask, Claim, DataSpec, Spans
+from atoll.data.ledger import MAX_WANT
+from atoll.data.spans import MAX_TURN
 from atoll.exchange import Frame, Outcome
 from atoll.exchange.api import (
     EncodedReply,
@@ -30,6 +33,8 @@ from atoll.exchange.api.messages import MAX_STEP_S
 from atoll.exchange.calls import (
     AgreedCall,
     Call,
+    ClaimCall,
+    DataCall,
     FoundCall,
     HeartbeatCall,
     JoinCall,
@@ -287,6 +292,17 @@ def agreements(draw: st.DrawFn) -> AgreedCall:
     return AgreedCall(*who, updates, frame_of(an_agreed(**place)), words)
 
 
+TURNS = st.integers(0, MAX_TURN)
+DATA = st.builds(
+    DataSpec,
+    rows=st.none() | TURNS,
+    fingerprint=st.text(st.characters(codec="utf-8"), max_size=40),
+)
+SPANS = st.lists(
+    st.tuples(st.integers(0, MAX_TURN - 2**40), st.integers(1, 2**40)), max_size=5
+).map(lambda spans: Spans((first, first + length) for first, length in spans))
+CLAIMS = st.builds(Claim, spans=SPANS, is_over=st.booleans())
+
 CALLS: st.SearchStrategy[Call] = st.one_of(
     st.builds(
         JoinCall,
@@ -315,6 +331,18 @@ CALLS: st.SearchStrategy[Call] = st.one_of(
         has_body=st.booleans(),
     ),
     st.builds(StateCall, FRAGMENTS),
+    st.builds(DataCall, NAMES, NUMBERS, DATA),
+    st.builds(
+        ClaimCall,
+        st.builds(
+            Ask,
+            island=NAMES,
+            incarnation=NUMBERS,
+            number=st.integers(1, U64_MAX),
+            want=st.integers(1, MAX_WANT),
+            start=TURNS,
+        ),
+    ),
     st.builds(FoundCall, NAMES, NUMBERS, several(STATES), st.just(True)),
     st.builds(
         KeepCall,
@@ -336,6 +364,11 @@ CALLS: st.SearchStrategy[Call] = st.one_of(
 
 JOIN = JoinCall(JoinRequest(model=MODEL, island="tokyo-1", after=2), b"key", b"nonce")
 OFFER = OfferCall(sealed(an_update()))
+CLAIM_CALL = ClaimCall(
+    Ask(island="tokyo-1", incarnation=3, number=7, want=2, start=2048)
+)
+CLAIMED = Claim(spans=Spans([(2048, 4096)]))
+DATA_CALL = DataCall("tokyo-1", 3, DataSpec(rows=1_000_000, fingerprint="c0ffee"))
 QUESTION = OutcomeCall(2, 7, 2.0, BEAT)
 AGREED = frame_of(an_agreed())
 NO_BODY = np.empty(0, np.uint8)
@@ -368,6 +401,8 @@ REPLIES: st.SearchStrategy[tuple[Call, Reply]] = st.one_of(
                     listed=NUMBERS,
                 )
             ),
+            held=SPANS.map(Spans.pack),
+            last_claim=NUMBERS,
         ),
     ),
     st.tuples(st.sampled_from([HeartbeatCall(BEAT), QUESTION]), POSITIONS),
@@ -391,6 +426,8 @@ REPLIES: st.SearchStrategy[tuple[Call, Reply]] = st.one_of(
         ),
     ),
     st.tuples(st.just(StateCall(2)), PROVEN_STATES),
+    st.tuples(st.just(DataCall("a", 1, DataSpec(rows=9))), DATA),
+    st.tuples(st.just(CLAIM_CALL), CLAIMS),
     st.tuples(st.just(KeepCall("a", 1, "0" * 64, 0)), st.builds(KeepReply, NUMBERS)),
     st.tuples(st.sampled_from([LeaveCall("a", 1), QUESTION]), st.none()),
 )

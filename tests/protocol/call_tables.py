@@ -10,10 +10,13 @@ import numpy as np
 
 from atoll import RunSettings
 from atoll.coordinator import Service
+from atoll.data import Ask, DataSpec, RowLedger
 from atoll.exchange import Frame, Outcome
 from atoll.exchange.calls import (
     AgreedCall,
     Call,
+    ClaimCall,
+    DataCall,
     FoundCall,
     HeartbeatCall,
     JoinCall,
@@ -50,6 +53,7 @@ SETTINGS = RunSettings.from_dict(
         "run": {"start_islands": 3},
         "wire": {"up": "fp32", "down": "fp32"},
         "outer": {"optimizer": "sgd", "lr": 1.0},
+        "data": {"order": "run"},
     }
 )
 VALUES = bytes(range(16))
@@ -91,6 +95,10 @@ CALLS = DecisionTable(
             "OutcomeCall, its round is open",
             "OutcomeCall, its round is over",
             "StateCall",
+            "DataCall",
+            "DataCall, again",
+            "ClaimCall",
+            "ClaimCall, again",
             "LeaveCall",
             "LeaveCall, again",
         )
@@ -200,6 +208,24 @@ CALLS = DecisionTable(
             ("StateCall",), "Frame; nothing new", "The state of a durable round."
         ),
         DecisionRow(
+            ("DataCall",),
+            "DataSpec; the data",
+            "Every island must have the same data, after a restart too.",
+        ),
+        DecisionRow(
+            ("DataCall, again",), "DataSpec; nothing new", "The same data again."
+        ),
+        DecisionRow(
+            ("ClaimCall",),
+            "Claim; the rows",
+            "No other island gets them, whatever happens to the coordinator.",
+        ),
+        DecisionRow(
+            ("ClaimCall, again",),
+            "Claim; nothing new",
+            "The number shows that it is the same claim.",
+        ),
+        DecisionRow(
             ("LeaveCall",), "None; the leaving", "A restart does not wait for it."
         ),
         DecisionRow(
@@ -261,6 +287,10 @@ def _story() -> list[tuple[str, Making]]:
         ("PublishCall, no other island is missing", _publish("c")),
         ("OutcomeCall, its round is over", lambda s: OutcomeCall(0, 1)),
         ("StateCall", lambda s: StateCall(0)),
+        ("DataCall", _describe),
+        ("DataCall, again", _describe),
+        ("ClaimCall", _claim),
+        ("ClaimCall, again", _claim),
         ("the end", lambda s: StateCall(0)),
         ("", lambda s: _beat(2, _proven(s)[0])),
         ("RecoverCall", lambda s: _proven(s)[1]),
@@ -280,6 +310,14 @@ def _keep(first: int, last: int) -> Making:
     """Let island a bring a part of the constant."""
     call = KeepCall("a", 1, CONSTANT.digest, first, VALUES[first:last])
     return lambda service: call
+
+
+def _describe(service: Service) -> DataCall:
+    return DataCall("c", 1, DataSpec(rows=10_000))
+
+
+def _claim(service: Service) -> ClaimCall:
+    return ClaimCall(Ask(island="c", incarnation=1, number=1))
 
 
 def _beat(incarnation: int, *holds: HeldRound) -> HeartbeatCall:
@@ -390,6 +428,14 @@ def _facts(recorded: RecordedRun) -> set[tuple[object, ...]]:
         *(("the constant", each) for each in recorded.constants),
         *(("the update", *key) for key in recorded.staged),
         *(("the outcome", *key) for key in recorded.rosters),
+        *(_facts_of_rows(recorded.ledger) if recorded.ledger else ()),
+    }
+
+
+def _facts_of_rows(ledger: RowLedger) -> set[tuple[object, ...]]:
+    return {
+        *((("the data", ledger.data),) if ledger.is_open else ()),
+        *(("the rows", island, spans) for island, spans in ledger.holdings.items()),
     }
 
 

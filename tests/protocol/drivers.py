@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from atoll import RunSettings
+from atoll.data import DataSpec
 from atoll.errors import (
     LeaseLost,
     ModelError,
@@ -86,6 +87,29 @@ def state_of(
         model=MODEL if rounds else None,
         rounds=rounds,
     )
+
+
+def dealing(
+    state: CoordinatorState,
+    *,
+    rows: int = 100,
+    is_open: bool = True,
+    holder: str | None = None,
+    **data: object,
+) -> CoordinatorState:
+    """Return the state of a run that deals out rows in units of ten."""
+    tables = {"order": "run", "unit_rows": 10} | data
+    settings = state.settings.with_values(
+        {f"data.{key}": value for key, value in tables.items()}
+    )
+    state = replace(state, settings=settings).with_ledger()
+    assert state.ledger is not None
+    ledger = state.ledger
+    if is_open:
+        ledger = ledger.opened(DataSpec(rows=rows))
+    if holder is not None and is_open:
+        ledger = ledger.claimed(holder, 1, ledger.chosen(1))
+    return replace(state, ledger=ledger)
 
 
 def update(name: str, **fields: object) -> Header:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+from atoll.data import Ask, DataSpec
 from atoll.errors import LeaseLost
 from atoll.protocol import Heartbeat, HeldRound, JoinRequest
 from atoll.protocol.coordinator import advance
@@ -12,6 +13,7 @@ from atoll.protocol.events import (
     BaseSeen,
     Committed,
     ConnectionLost,
+    DataOpened,
     Event,
     Founded,
     FoundingSeen,
@@ -26,6 +28,7 @@ from atoll.protocol.events import (
     PauseRequested,
     Recovered,
     RosterSeen,
+    RowsClaimed,
     SaveRequested,
     SettingsChanged,
     SettingsSeen,
@@ -50,6 +53,7 @@ from tests.protocol.drivers import (
     OPEN_ROUND,
     OPENED_LONG_AGO_S,
     OUTER,
+    dealing,
     member,
     open_round,
     state_of,
@@ -71,6 +75,9 @@ EVENTS = DecisionTable(
             "UpdatesGathered",
             "Leave",
             "Leave, no other island is missing",
+            "Leave, the island holds rows",
+            "DataOpened",
+            "RowsClaimed",
             "ConnectionLost",
             "Tick",
             "Tick, the missing islands are late",
@@ -141,6 +148,21 @@ EVENTS = DecisionTable(
             ("Leave, no other island is missing",),
             "members, rounds; Persist, CloseRound",
             "The remaining islands do not wait.",
+        ),
+        DecisionRow(
+            ("Leave, the island holds rows",),
+            "members, ledger; Persist, Persist",
+            "No update of it stands, so that its rows return.",
+        ),
+        DecisionRow(
+            ("DataOpened",),
+            "ledger; Persist, Respond",
+            "Durable: a second dataset is compared with it.",
+        ),
+        DecisionRow(
+            ("RowsClaimed",),
+            "ledger; Persist, Respond",
+            "A claim is durable before it is answered.",
         ),
         DecisionRow(
             ("ConnectionLost",),
@@ -315,7 +337,7 @@ def _before(event: str) -> CoordinatorState:
         return replace(state_of(member("a"), start_islands=2), founding=founding)
     if event == "FoundingSeen":
         return CoordinatorState.begin("run", RunSettings(), is_observed=True)
-    is_last = "," in event or event == "UpdateRevoked"
+    is_last = "no other" in event or "late" in event or event == "UpdateRevoked"
     staged = {"b": update("b")} if is_last or event == "Committed" else {}
     round = open_round(
         phase=Phase.CLOSING if event == "Committed" else Phase.OPEN,
@@ -330,6 +352,8 @@ def _before(event: str) -> CoordinatorState:
         return replace(state, is_observed=True)
     if event in ("MoveCompleted", "MoveCancelled"):
         state = replace(state, move=Move(target="s3://lagoon", nonce="nonce"))
+    if "rows" in event.lower() or event == "DataOpened":
+        return dealing(state, is_open=event != "DataOpened", holder="a")
     return replace(state, model=MODEL) if event == "MoveRequested" else state
 
 
@@ -344,6 +368,8 @@ def _event(name: str) -> Event:
         "UpdateStored": UpdateStored(update("a")),
         "UpdatesGathered": UpdatesGathered((update("a"), update("b"))),
         "Leave": Leave("a", 1),
+        "DataOpened": DataOpened("a", 1, DataSpec(rows=100)),
+        "RowsClaimed": RowsClaimed(Ask(island="a", incarnation=1, number=2)),
         "ConnectionLost": ConnectionLost("a", 1),
         "Tick": Tick(),
         "Committed": Committed(0, Roster(()), bytes(16), OUTER),

@@ -76,6 +76,8 @@ TYPES = {
             "AgreedCall",
             "OutcomeCall",
             "StateCall",
+            "DataCall",
+            "ClaimCall",
             "LeaveCall",
         ),
     ),

@@ -9,19 +9,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from atoll.data import DataSpec
 from atoll.errors import CorruptError
 from atoll.exchange import Frame
 from atoll.journal import (
+    ClaimRecord,
+    DataRecord,
     EpochRecord,
     JoinedRecord,
     Journal,
     LeftRecord,
     MoveRecord,
+    Note,
     PauseRecord,
     RecordedRun,
+    ReleasedRecord,
 )
 from atoll.protocol.coordinator_state import CoordinatorState, CountedUpdates, Move
-from atoll.protocol.events import Epoch, Leave, MoveCancelled, PauseRequested
+from atoll.protocol.events import (
+    Change,
+    Epoch,
+    Leave,
+    MoveCancelled,
+    PauseRequested,
+    RowsDealt,
+    RowsReleased,
+)
 from atoll.protocol.membership import LEASE_S, Member, Members
 from atoll.protocol.messages import CountedWork
 from atoll.protocol.operators import end_by_tokens, end_of
@@ -64,6 +77,7 @@ def restore(journal: Journal, *, now_s: float) -> RestoredRun:
         model=recorded.model,
         counted=_counted(recorded),
         windows=recorded.windows,
+        ledger=recorded.ledger,
         last_round=last_round,
         is_paused=recorded.is_paused,
         move=_move(recorded),
@@ -202,8 +216,8 @@ def _standing(
 
 
 def record_of(
-    change: Member | Leave | Epoch | PauseRequested | Move | MoveCancelled,
-) -> JoinedRecord | LeftRecord | EpochRecord | PauseRecord | MoveRecord:
+    change: Change,
+) -> Note:
     """Return the record of a change."""
     match change:
         case Member():
@@ -224,3 +238,9 @@ def record_of(
             return MoveRecord(target=target, nonce=nonce, is_over=is_over)
         case MoveCancelled():
             return MoveRecord()
+        case DataSpec(rows=rows, fingerprint=fingerprint):
+            return DataRecord(rows=rows or 0, fingerprint=fingerprint)
+        case RowsDealt(island, number, spans):
+            return ClaimRecord(island=island, number=number, packed=spans.pack())
+        case RowsReleased(island):
+            return ReleasedRecord(island=island)

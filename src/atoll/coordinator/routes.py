@@ -158,7 +158,7 @@ class Routes:
     def offer(self, request: Request, head: api.RequestHead) -> Response:
         return self._with_call(request, head, self._context.threaded_service.ask)
 
-    leave = offer
+    leave = open_data = claim = offer
 
     def info(self, request: Request, head: api.RequestHead) -> Response:
         return as_response(self._context.info())

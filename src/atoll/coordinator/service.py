@@ -46,7 +46,6 @@ from atoll.protocol import (
     HeldRound,
     JoinReply,
     Phase,
-    Position,
     Reception,
     TensorSpec,
     events,
@@ -157,6 +156,12 @@ class Service:
                 return self._outcome(call, now_s) or position
             case calls.StateCall(fragment):
                 return self.state_frame(fragment)
+            case calls.DataCall(island, incarnation, data):
+                return self._advance(
+                    events.DataOpened(island, incarnation, data), now_s
+                )
+            case calls.ClaimCall(ask):
+                return self._advance(events.RowsClaimed(ask), now_s)
             case calls.LeaveCall(island, incarnation):
                 self._leave(island, incarnation, now_s)
                 return None
@@ -195,7 +200,7 @@ class Service:
 
     def _beat(
         self, beat: Heartbeat, now_s: float, *, is_asking: bool = True
-    ) -> Position | Reception | None:
+    ) -> events.Answer | None:
         """Process a heartbeat whose holdings are proven; any other is refused."""
         self.state.members.require(beat.island, beat.incarnation)
         proven = self.receipts.proven_beat(beat, self.state.rounds)
@@ -528,9 +533,7 @@ class Service:
             return
         self._advance(events.Leave(island, incarnation), now_s)
 
-    def _advance(
-        self, event: events.Event, now_s: float
-    ) -> Position | Reception | None:
+    def _advance(self, event: events.Event, now_s: float) -> events.Answer | None:
         return self._perform(self._change(event, now_s), now_s)
 
     def _change(self, event: events.Event, now_s: float) -> list[events.Action]:
@@ -548,7 +551,7 @@ class Service:
 
     def _perform(
         self, actions: list[events.Action], now_s: float
-    ) -> Position | Reception | None:
+    ) -> events.Answer | None:
         reply = None
         for action in actions:
             match action:

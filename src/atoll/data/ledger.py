@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from atoll.data.spans import EMPTY, MAX_TURN, Spans, intersection, union
+from atoll.data.spans import EMPTY, MAX_TURN, Spans, intersection, is_packed, union
 from atoll.errors import CorruptError, Refused, UsageError
 from atoll.wire import Roster, RosterEntry, Verdict
 
@@ -330,6 +330,8 @@ class RowLedger:
         return ledger
 
     def _with_entry(self, fragment: int, entry: RosterEntry) -> RowLedger:
+        if not is_packed(entry.spans):
+            return self  # no judge writes that: the island can only harm its own rows
         spans, ledger = Spans.unpack(entry.spans), self
         own_spans = self.holdings.get(entry.island, EMPTY)
         if entry.verdict is Verdict.COUNTED:

@@ -167,6 +167,15 @@ class Spans:
 EMPTY = Spans()
 
 
+def is_packed(data: bytes) -> bool:
+    """Return whether bytes are the packed bytes of a set."""
+    try:
+        Spans.unpack(data)
+    except CorruptError:
+        return False
+    return True
+
+
 def union(sets: Iterable[Spans]) -> Spans:
     """Return the turns of any of the sets."""
     result = EMPTY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from atoll.data import Ask, Claim, DataSpec
 from atoll.exchange.base import Frame, Outcome
 from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Position, Reception
 from atoll.wire import Header, frame_bytes
@@ -144,6 +145,30 @@ class StateCall:
 
 
 @dataclass(frozen=True)
+class DataCall:
+    """Describe the data of an island to a run that deals out rows."""
+
+    island: str
+    incarnation: int
+    data: DataSpec
+
+
+@dataclass(frozen=True)
+class ClaimCall:
+    """Ask for rows."""
+
+    ask: Ask
+
+    @property
+    def island(self) -> str:
+        return self.ask.island
+
+    @property
+    def incarnation(self) -> int:
+        return self.ask.incarnation
+
+
+@dataclass(frozen=True)
 class LeaveCall:
     """Leave the run."""
 
@@ -162,9 +187,21 @@ Call = (
     | AgreedCall
     | OutcomeCall
     | StateCall
+    | DataCall
+    | ClaimCall
     | LeaveCall
 )
-Reply = JoinReply | Position | Reception | Outcome | Frame | KeepReply | None
+Reply = (
+    JoinReply
+    | Position
+    | Reception
+    | Outcome
+    | Frame
+    | KeepReply
+    | DataSpec
+    | Claim
+    | None
+)
 
 
 def size_of(message: Call | Reply | Exception) -> int:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Protocol, cast
 
 from atoll import protocol
+from atoll.data import Ask, Claim, DataSpec
 from atoll.errors import (
     CorruptError,
     LeaseLost,
@@ -282,6 +283,14 @@ class CoordinatorExchange:
             ),
             key=lambda item: item[0],
         )
+
+    def open_data(self, island: str, incarnation: int, data: DataSpec) -> DataSpec:
+        """Describe the island's data to the run. Implements `Dealer`."""
+        return cast(DataSpec, self._ask(calls.DataCall(island, incarnation, data)))
+
+    def claim(self, ask: Ask) -> Claim:
+        """Return rows of the run that now belong to the island."""
+        return cast(Claim, self._ask(calls.ClaimCall(ask)))
 
     def _send_wanted(self) -> None:
         """Upload wanted updates again: the coordinator has restarted and lost them."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from atoll import weights
 from atoll.bundle import Bundle, defined_by
+from atoll.data import Ask, Claim, DataSpec
 from atoll.exchange.base import Constants, Frame, Outcome, verified
 from atoll.protocol import (
     Heartbeat,
@@ -180,6 +181,20 @@ class MemoryRun:
             if self._state.model is None:
                 self._begin()  # the founder left too early, and never took part
 
+    def open_data(self, island: str, incarnation: int, data: DataSpec) -> DataSpec:
+        """Describe an island's data to the run. Implements `Dealer`."""
+        with self._changed:
+            answer = self._answer(events.DataOpened(island, incarnation, data))
+            assert isinstance(answer, DataSpec)
+            return answer
+
+    def claim(self, ask: Ask) -> Claim:
+        """Return rows of the run that now belong to the island."""
+        with self._changed:
+            answer = self._answer(events.RowsClaimed(ask))
+            assert isinstance(answer, Claim)
+            return answer
+
     def _empty_fragments(self, model: ModelSpec) -> list[MemoryFragment]:
         return [
             MemoryFragment(self.id, index, layout, self.settings)
@@ -199,7 +214,7 @@ class MemoryRun:
             founded = events.Founded(header.island, header.incarnation, digests, outers)
             self._advance(founded)
 
-    def _answer(self, event: events.Event) -> Position | Reception:
+    def _answer(self, event: events.Event) -> events.Answer:
         """Apply an event, and return the response to its sender."""
         return next(
             action.answer

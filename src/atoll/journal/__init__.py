@@ -4,13 +4,15 @@ Does not know the caller that decides about records, nor the kind of disk.
 Start reading at `journal.Journal`, then `log` and `snapshots`.
 """
 
-from atoll.journal.journal import Journal
+from atoll.journal.journal import Journal, Note
 from atoll.journal.records import (
     ArrivedRecord,
+    ClaimRecord,
     CommittedRecord,
     ConstantRecord,
     CountedRecord,
     CreatedRecord,
+    DataRecord,
     EndedRecord,
     EpochRecord,
     FoundedRecord,
@@ -20,6 +22,7 @@ from atoll.journal.records import (
     PassedRecord,
     PauseRecord,
     RecoveredRecord,
+    ReleasedRecord,
     StagedRecord,
     WindowRecord,
 )
@@ -35,11 +38,13 @@ from atoll.journal.snapshots import (
 
 __all__ = [
     "ArrivedRecord",
+    "ClaimRecord",
     "CommittedRecord",
     "ConstantRecord",
     "CountedRecord",
     "CountedUpdate",
     "CreatedRecord",
+    "DataRecord",
     "EndedRecord",
     "EpochRecord",
     "FoundedRecord",
@@ -49,11 +54,13 @@ __all__ = [
     "JournalledMember",
     "LeftRecord",
     "MoveRecord",
+    "Note",
     "PassedRecord",
     "PauseRecord",
     "RecordedFragment",
     "RecordedRun",
     "RecoveredRecord",
+    "ReleasedRecord",
     "StagedRecord",
     "WindowRecord",
 ]

@@ -357,6 +357,9 @@ LAYOUT: dict[int, tuple[type[records.Record], dict[str, RecordField]]] = {
     ),
     15: (records.ConstantRecord, {"digest": CONSTANT_DIGEST, "size": U64}),
     16: (records.WindowRecord, {"fragment": U32, "island": TEXT, "window": U64}),
+    17: (records.DataRecord, {"rows": U64, "fingerprint": TEXT}),
+    18: (records.ClaimRecord, {"island": TEXT, "number": U64, "packed": LONG}),
+    19: (records.ReleasedRecord, {"island": TEXT}),
 }
 _NUMBER_OF = {kind: number for number, (kind, _) in LAYOUT.items()}
 

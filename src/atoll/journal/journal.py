@@ -81,6 +81,9 @@ Note = (
     | records.CountedRecord
     | records.WindowRecord
     | records.ConstantRecord
+    | records.DataRecord
+    | records.ClaimRecord
+    | records.ReleasedRecord
     | records.EndedRecord
 )
 """A record that stands for itself: no file of the journal's own goes with it."""

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from atoll.data import Spans
+from atoll.data.spans import MAX_TURN, is_packed
 from atoll.errors import CorruptError, UsageError
 from atoll.protocol import ModelSpec
 from atoll.wire import Header, Roster, pack, unpack, unpack_roster
@@ -368,6 +370,52 @@ class RecoveredRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataRecord:
+    """An island has described the data of a run that deals out rows."""
+
+    rows: int
+    """0: a stream whose end is unknown."""
+
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        _require(
+            _turn(self.rows, "rows"), _reason(self.fingerprint, "data fingerprint")
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimRecord:
+    """A claim of an island has got turns, wherever they were."""
+
+    island: str
+    number: int
+    packed: bytes
+    """The turns, as in a roster."""
+
+    def __post_init__(self) -> None:
+        _require(
+            _name(self.island, "island"),
+            _number(self.number, "number"),
+            _packed_turns(self.packed),
+        )
+
+    @cached_property
+    def spans(self) -> Spans:
+        return Spans.unpack(self.packed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedRecord:
+    """The turns of an island that has gone are free."""
+
+    island: str
+
+    def __post_init__(self) -> None:
+        _require(_name(self.island, "island"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndedRecord:
     """The run is over."""
 
@@ -393,6 +441,9 @@ Record = (
     | PassedRecord
     | CountedRecord
     | WindowRecord
+    | DataRecord
+    | ClaimRecord
+    | ReleasedRecord
     | EndedRecord
 )
 
@@ -416,6 +467,16 @@ def _reason(value: str, field: str) -> Iterator[str]:
 def _number(value: int, field: str) -> Iterator[str]:
     if not 0 <= value <= U64_MAX:
         yield f"{field}={value} must be from 0 to {U64_MAX}"
+
+
+def _turn(value: int, field: str) -> Iterator[str]:
+    if not 0 <= value <= MAX_TURN:
+        yield f"{field}={value} must be from 0 to {MAX_TURN}"
+
+
+def _packed_turns(packed: bytes) -> Iterator[str]:
+    if not packed or not is_packed(packed):
+        yield f"{packed[:32].hex()} are no packed turns"
 
 
 def _location_faults(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from atoll.data import DataSpec, RowLedger
 from atoll.errors import UsageError
 from atoll.journal import records
 from atoll.journal.log import (
@@ -22,6 +23,7 @@ from atoll.journal.log import (
 from atoll.protocol import ModelSpec
 from atoll.protocol.coordinator_state import Windows
 from atoll.protocol.rounds import ListedUpdate, listed_updates
+from atoll.settings.sections import DataSection
 from atoll.wire import Header, Roster
 
 MAX_LOST_ROUNDS = 2**20
@@ -119,6 +121,9 @@ class RecordedRun:
         self.windows = Windows()
         """Of the islands, with dynamic local updates."""
 
+        self.ledger: RowLedger | None = None
+        """Of a run that deals out rows, once it has weights."""
+
         self.staged: dict[Update, records.StagedRecord] = {}
         """Departing updates whose round is not over."""
 
@@ -175,6 +180,10 @@ class RecordedRun:
                 self._require_next(record)
             case records.RecoveredRecord():
                 self._require_recovered(record)
+            case (
+                records.DataRecord() | records.ClaimRecord() | records.ReleasedRecord()
+            ):
+                self._with_rows(record)
             case records.EndedRecord() if self.ended is not None:
                 raise UsageError(f"The run has ended already: {self.ended.reason!r}.")
 
@@ -188,6 +197,7 @@ class RecordedRun:
                 self.fragments = [
                     RecordedFragment(digests={0: digest}) for digest in digests
                 ]
+                self._begin_ledger()
             case records.ArrivedRecord():
                 self._arrive(record)
             case records.PassedRecord():
@@ -219,6 +229,10 @@ class RecordedRun:
                 self._recover(record, position)
             case records.EndedRecord():
                 self.ended = record
+            case (
+                records.DataRecord() | records.ClaimRecord() | records.ReleasedRecord()
+            ):
+                self.ledger = self._with_rows(record)
 
     def fragment(self, index: int) -> RecordedFragment:
         """Return the rounds of a fragment.
@@ -437,12 +451,44 @@ class RecordedRun:
             self.listed |= listed_updates(roster, fragment=fragment, round=round)
             self._remove_listed(roster, fragment)
         self._add_windows(roster.windows, fragment, round)
+        if self.ledger is not None:
+            self.ledger = self.ledger.settled(fragment, roster)
 
     def _add_windows(
         self, windows: Mapping[str, int], fragment: int, round: int
     ) -> None:
         if self._has_windows:
             self.windows = self.windows.adding(windows, fragment=fragment, round=round)
+
+    def _begin_ledger(self) -> None:
+        """Begin the ledger of a run that deals out rows."""
+        tables = self.created.settings if self.created else {}
+        table = tables.get("data")
+        data = DataSection(**table) if isinstance(table, dict) else DataSection()
+        if data.is_dealt:
+            self.ledger = RowLedger(
+                unit_rows=data.unit_rows,
+                passes=data.passes,
+                num_fragments=len(self.fragments),
+            )
+
+    def _with_rows(
+        self, record: records.DataRecord | records.ClaimRecord | records.ReleasedRecord
+    ) -> RowLedger:
+        """Return the ledger after a record of rows; UsageError if it cannot follow."""
+        if self.ledger is None:
+            raise UsageError(
+                f"{type(record).__name__} cannot follow: this run deals out no rows, "
+                "or has no weights yet."
+            )
+        match record:
+            case records.DataRecord(rows=rows, fingerprint=fingerprint):
+                data = DataSpec(rows=rows or None, fingerprint=fingerprint)
+                return self.ledger.opened(data)
+            case records.ClaimRecord(island=island, number=number):
+                return self.ledger.claimed(island, number, record.spans)
+            case records.ReleasedRecord(island=island):
+                return self.ledger.released(island)
 
     def is_over(self, header: Header) -> bool:
         """Return whether a departing update can no longer count."""

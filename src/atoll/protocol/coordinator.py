@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 from atoll.algorithm.pace import local_steps
-from atoll.protocol import events, join_leave, observer, operators
+from atoll.protocol import events, join_leave, observer, operators, rows
 from atoll.protocol.coordinator_state import CoordinatorState, all_heard, lost_state
 from atoll.protocol.membership import Member
 from atoll.protocol.rounds import Phase, Reception, Round, judge_updates
@@ -47,6 +47,9 @@ def advance(
     state, actions = HANDLERS[type(event)](state, event, now_s)
     if isinstance(event, events.UpdateOffered) or _comes_along(event):
         return state, actions  # settled before it was judged, or with the next event
+    if not isinstance(event, events.Committed):  # a commit makes nothing else durable
+        state, changes = rows.settle(state, now_s)
+        actions = actions + changes
     state, closings = _settle(state, now_s)
     return state, actions + closings
 
@@ -76,6 +79,7 @@ def wakes_at(state: CoordinatorState, now_s: float) -> float:
     ]
     if state.founding:
         moments.append(state.founding.until_s)
+    moments += rows.wakes_at(state, now_s)
     return min((moment_s for moment_s in moments if moment_s > now_s), default=_NEVER)
 
 
@@ -173,6 +177,7 @@ def roster_of(state: CoordinatorState, round: Round, now_s: float) -> Roster:
         counted=partial(state.counted.last, fragment=round.fragment),
         window_of=state.window_of,
         settings=state.settings,
+        ledger=state.ledger,
     )
     missing = () if round.is_async else round.missing(state.members, now_s)
     late = [
@@ -351,6 +356,8 @@ HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], events.Result]]
     events.UpdatesGathered: _gather,
     events.Leave: join_leave.leave,
     events.ConnectionLost: join_leave.close,
+    events.DataOpened: rows.open_data,
+    events.RowsClaimed: rows.claim,
     events.Tick: _tick,
     events.Committed: _commit,
     events.Recovered: _recover,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
+from atoll.data import RowLedger
 from atoll.errors import FoundingLost, Refused, RunEnded, RunMoved
 from atoll.protocol.membership import Member, Members
 from atoll.protocol.messages import CountedWork, HeldRound, Position
@@ -226,6 +227,9 @@ class CoordinatorState:
     windows: Windows = field(default_factory=Windows)
     """Empty without dynamic local updates."""
 
+    ledger: RowLedger | None = None
+    """Of a run that deals out rows, once it has weights."""
+
     last_round: int | None = None
     is_paused: bool = False
     """By an operator: nothing closes."""
@@ -292,7 +296,8 @@ class CoordinatorState:
             num_fragments=len(self.rounds),
             is_async=self.rounds[fragment].is_async,
         )
-        state = changed(self, counted=counted)
+        ledger = self.ledger and self.ledger.settled(fragment, roster)
+        state = changed(self, counted=counted, ledger=ledger)
         return state.with_windows(roster.windows, fragment=fragment, round=round)
 
     def with_windows(
@@ -328,6 +333,18 @@ class CoordinatorState:
         }
         member = changed(member, arrivals=arrivals)
         return changed(self, members=self.members.with_member(member))
+
+    def with_ledger(self) -> CoordinatorState:
+        """Return the state of a founded run with an empty ledger, if it deals rows."""
+        data = self.settings.data
+        if not data.is_dealt:
+            return self
+        ledger = RowLedger(
+            unit_rows=data.unit_rows,
+            passes=data.passes,
+            num_fragments=len(self.rounds),
+        )
+        return changed(self, ledger=ledger)
 
     def window_of(self, island: str) -> int:
         """Return the inner steps per window of an island."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.data import Ask, Claim, DataSpec, Spans
 from atoll.protocol.coordinator_state import CoordinatorState, Move
 from atoll.protocol.membership import Member
 from atoll.protocol.messages import (
@@ -88,6 +89,22 @@ class ConnectionLost:
 
     island: str
     incarnation: int
+
+
+@dataclass(frozen=True)
+class DataOpened:
+    """An island has described its dataset, or has found the end of its stream."""
+
+    island: str
+    incarnation: int
+    data: DataSpec
+
+
+@dataclass(frozen=True)
+class RowsClaimed:
+    """An island asks for rows."""
+
+    ask: Ask
 
 
 @dataclass(frozen=True)
@@ -265,6 +282,8 @@ Event = (
     | UpdatesGathered
     | Leave
     | ConnectionLost
+    | DataOpened
+    | RowsClaimed
     | Tick
     | Committed
     | Recovered
@@ -308,17 +327,49 @@ class Epoch:
 
 
 @dataclass(frozen=True)
+class RowsDealt:
+    """A claim of an island has got these turns, wherever they were."""
+
+    island: str
+    number: int
+    spans: Spans
+
+
+@dataclass(frozen=True)
+class RowsReleased:
+    """The turns of an island that has gone are free."""
+
+    island: str
+
+
+Change = (
+    Member
+    | Leave
+    | Epoch
+    | PauseRequested
+    | Move
+    | MoveCancelled
+    | DataSpec
+    | RowsDealt
+    | RowsReleased
+)
+
+
+@dataclass(frozen=True)
 class Persist:
     """Make a change durable before any response is sent."""
 
-    change: Member | Leave | Epoch | PauseRequested | Move | MoveCancelled
+    change: Change
+
+
+Answer = Position | Reception | DataSpec | Claim
 
 
 @dataclass(frozen=True)
 class Respond:
     """Respond to the caller."""
 
-    answer: Position | Reception
+    answer: Answer
 
 
 @dataclass(frozen=True)

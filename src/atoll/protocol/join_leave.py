@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.protocol import events
+from atoll.protocol import events, rows
 from atoll.protocol.coordinator_state import CoordinatorState, Founding
 from atoll.protocol.membership import LEASE_S, Member, Members, max_schedule_step
 from atoll.protocol.messages import Heartbeat, HeldRound, JoinReply
@@ -191,7 +191,11 @@ def _idle_names(state: CoordinatorState, now_s: float) -> list[Member]:
 
 def reply_to(state: CoordinatorState, welcome: events.Welcome) -> JoinReply:
     """Return the reply to an island that was admitted."""
-    counted = state.counted.of(welcome.member.island)
+    island, ledger = welcome.member.island, state.ledger
+    counted = state.counted.of(island)
+    held_rows = b""
+    if ledger is not None:
+        held_rows = ledger.to_train(island, rows.standing(state, island)).pack()
     return JoinReply(
         run=state.run,
         island=welcome.member.island,
@@ -206,6 +210,8 @@ def reply_to(state: CoordinatorState, welcome: events.Welcome) -> JoinReply:
         spoken_for=welcome.spoken_for,
         counted=state.counted.by_fragment(welcome.member.island, len(state.rounds)),
         window=state.windows.of(welcome.member.island),
+        held=held_rows,
+        last_claim=ledger.last_claim(island) if ledger else 0,
     )
 
 
@@ -245,6 +251,7 @@ def found(
         )
     )
     state = changed(state, model=founding.model, founding=None, rounds=rounds)
+    state = state.with_ledger()
     state = bounded(state, now_s)  # it may have been stopped before this
     return state, [events.Respond(state.position(now_s))]
 

@@ -142,6 +142,13 @@ class JoinReply:
     """Inner steps per window of the name, by the last roster that lists it; 0: of no
     roster, or `sync_every`."""
 
+    held: bytes = b""
+    """Packed spans: the turns that the name holds and that no fragment has counted,
+    refused or staged. Its next incarnation trains on them before it claims others."""
+
+    last_claim: int = 0
+    """The number of the name's last claim of rows; 0: it has made none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:

@@ -52,7 +52,8 @@ def found(
         )
         for index, outer in enumerate(event.outers)
     )
-    return changed(state, model=event.model, rounds=rounds), []
+    state = changed(state, model=event.model, rounds=rounds)
+    return state.with_ledger(), []
 
 
 def skip(

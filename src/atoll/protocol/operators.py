@@ -192,6 +192,8 @@ _OF_ISLANDS = (
     events.UpdateStored,
     events.UpdatesGathered,
     events.Leave,
+    events.DataOpened,
+    events.RowsClaimed,
     events.Recovered,
 )
 _OF_OPERATORS = (
@@ -257,6 +259,11 @@ def _require_movable(state: CoordinatorState, now_s: float) -> None:
             "An asynchronous run cannot move yet: an island finds its update in the "
             "rosters of many rounds, which do not move along. Export its weights, and "
             "begin a new run with them."
+        )
+    if state.settings.data.is_dealt:
+        raise UsageError(
+            "A run with data.order='run' cannot move yet: its ledger of rows does not "
+            "move along. Export its weights, and begin a new run with them."
         )
     if state.model is None:
         raise UsageError(

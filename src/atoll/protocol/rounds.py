@@ -28,6 +28,8 @@ from typing import NamedTuple
 
 from atoll.algorithm.outer import LARGEST_NORM
 from atoll.algorithm.pace import aged_weight, deadline_s
+from atoll.data import RowLedger
+from atoll.data.spans import is_packed
 from atoll.errors import Refused
 from atoll.protocol.membership import Members, progress_fault
 from atoll.protocol.messages import CountedWork, HeldRound
@@ -468,13 +470,15 @@ def judge_updates(
     counted: Callable[[str], CountedWork | None],
     window_of: WindowOf,
     settings: RunSettings,
+    ledger: RowLedger | None = None,
 ) -> Roster:
     """Return the roster of a round whose frozen staged set is `headers`.
 
     Order of arrival does not matter. A departing update may name any base its
     fragment ever had, because its body does not depend on the anchor; in an
     asynchronous run any update may, and its age lowers its weight by the settings.
-    `counted` gives the last counted update of an island in this fragment.
+    `counted` gives the last counted update of an island in this fragment. With a
+    ledger an update counts only if its island holds the rows that are in it.
     """
     staleness, is_async = (
         settings.asynchronous.staleness,
@@ -484,6 +488,7 @@ def judge_updates(
     objections = {
         header.island: _objection(header, base, known_bases, is_async=is_async)
         or progress_fault(header, counted=counted(header.island), settings=settings)
+        or _rows_fault(header, ledger)
         for header in staged
     }
     in_round = [header for header in staged if not objections[header.island]]
@@ -498,6 +503,7 @@ def judge_updates(
                 objections[header.island],
                 age=round - header.round,
                 staleness=staleness,
+                spans=_rows_of(header, ledger),
             )
             for header in staged
         )
@@ -552,6 +558,18 @@ def _objection(
     return ""
 
 
+def _rows_fault(header: Header, ledger: RowLedger | None) -> str:
+    if ledger is None:
+        return ""
+    return ledger.fault(header.island, header.fragment, header.progress.cursor)
+
+
+def _rows_of(header: Header, ledger: RowLedger | None) -> bytes:
+    """Return the packed turns in an update; none if its cursor is no set of turns."""
+    cursor = header.progress.cursor
+    return cursor if ledger is not None and is_packed(cursor) else b""
+
+
 def _norm_fault(
     header: Header,
     in_round: list[Header],
@@ -600,7 +618,9 @@ def _norm_fault(
     )
 
 
-def _entry(header: Header, objection: str, *, age: int, staleness: str) -> RosterEntry:
+def _entry(
+    header: Header, objection: str, *, age: int, staleness: str, spans: bytes
+) -> RosterEntry:
     return RosterEntry(
         island=header.island,
         incarnation=header.incarnation,
@@ -611,4 +631,5 @@ def _entry(header: Header, objection: str, *, age: int, staleness: str) -> Roste
         inner_steps=header.progress.inner_steps,
         tokens=header.progress.tokens,
         age=age,
+        spans=spans,
     )

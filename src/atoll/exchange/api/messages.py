@@ -17,7 +17,10 @@ from dataclasses import fields
 from typing import Any, get_args
 
 from atoll import protocol
-from atoll.errors import SettingsError, UsageError
+from atoll.data import Ask, Claim, DataSpec, Spans
+from atoll.data.ledger import MAX_WANT
+from atoll.data.spans import MAX_TURN
+from atoll.errors import CorruptError, SettingsError, UsageError
 from atoll.exchange.api.bodies import (
     FLAG,
     MAX_LARGE_BYTES,
@@ -301,16 +304,28 @@ _JOINED: dict[str, JsonField[Any]] = {
 _WINDOW_KEY = "window"
 """Omitted by a run whose islands all make `sync_every` inner steps per window."""
 
-_JOINED_FIELDS: JsonField[dict[str, Any]] = table(
-    dict, _JOINED, optional={_WINDOW_KEY: WINDOW}
-)
+MAX_HELD_BYTES = 2**20
+"""The largest set of turns in one message, packed."""
+
+_JOINED_LAST: dict[str, JsonField[Any]] = {
+    _WINDOW_KEY: WINDOW,
+    "held": hexed(1, MAX_HELD_BYTES),
+    "last_claim": integer(1),
+}
+"""Omitted if empty: a run that has none of these writes the reply of before."""
+
+_JOINED_FIELDS: JsonField[dict[str, Any]] = table(dict, _JOINED, optional=_JOINED_LAST)
 
 
 def join_reply_form(reply: protocol.JoinReply) -> dict[str, Any]:
     """Return the JSON of the reply to a join, with all settings."""
     form = {key: rule.write(getattr(reply, key)) for key, rule in _JOINED.items()}
-    window = {_WINDOW_KEY: WINDOW.write(reply.window)} if reply.window else {}
-    return form | window | settings_form(reply.settings)
+    last = {
+        key: rule.write(getattr(reply, key))
+        for key, rule in _JOINED_LAST.items()
+        if getattr(reply, key)
+    }
+    return form | last | settings_form(reply.settings)
 
 
 def read_join_reply(value: object, path: str) -> protocol.JoinReply:
@@ -329,6 +344,48 @@ def read_join_reply(value: object, path: str) -> protocol.JoinReply:
         needed = f"at most sync.sync_every={settings.sync.sync_every}"
         raise wrong(f"{path}.{_WINDOW_KEY}", reply.window, needed)
     return reply
+
+
+def _read_spans(value: object, path: str) -> Spans:
+    packed = _PACKED.read(value, path)
+    try:
+        return Spans.unpack(packed)
+    except CorruptError as exc:
+        raise UsageError(f"{path} is no set of turns: {exc}") from exc
+
+
+_PACKED = hexed(0, MAX_HELD_BYTES)
+SPANS: JsonField[Spans] = JsonField(lambda spans: spans.pack().hex(), _read_spans)
+"""A set of turns, packed, in hex."""
+
+MAX_FINGERPRINT_BYTES = 256
+DATA = table(
+    DataSpec,
+    {
+        "rows": maybe(integer(0, MAX_TURN)),
+        "fingerprint": text(MAX_FINGERPRINT_BYTES),
+    },
+)
+CLAIM = table(Claim, {"spans": SPANS, "is_over": FLAG})
+
+_ASK: JsonField[dict[str, int]] = table(
+    dict,
+    {
+        "number": integer(1),
+        "want": integer(1, MAX_WANT),
+        "start": integer(0, MAX_TURN),
+    },
+)
+
+
+def ask_form(ask: Ask) -> dict[str, Any]:
+    """Return the JSON of a claim, without its island, which is in the query."""
+    return {"number": ask.number, "want": ask.want, "start": ask.start}
+
+
+def read_ask(value: object, *, island: str, incarnation: int) -> Ask:
+    """Return the claim of a form."""
+    return Ask(island=island, incarnation=incarnation, **_ASK.read(value, "claim"))
 
 
 def model_fingerprint(

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from atoll import errors
+from atoll.data import Claim, DataSpec
 from atoll.errors import (
     AtollError,
     CorruptError,
@@ -48,6 +49,8 @@ from atoll.exchange.api.bodies import (
     text,
 )
 from atoll.exchange.api.messages import (
+    CLAIM,
+    DATA,
     MAX_TENSORS,
     POSITION,
     SETTINGS_KEYS,
@@ -101,6 +104,10 @@ def reply_parts(reply: calls.Reply) -> EncodedReply:
             return json_answer(POSITION.write(reply), name="position")
         case Reception():
             return json_answer({"reception": reply.value}, name="reception")
+        case DataSpec():
+            return json_answer(DATA.write(reply), name="data")
+        case Claim():
+            return json_answer(CLAIM.write(reply), name="claim")
         case calls.KeepReply():
             return json_answer(_KEEP_REPLY.write(reply), name="answer")
         case Frame(receipt=receipt):
@@ -205,6 +212,10 @@ def _read(
             return _RECEPTION.read(form, "answer")["reception"]
         case calls.KeepCall() if kind == BodyKind.JSON:
             return _KEEP_REPLY.read(_json(body, max_bytes=MAX_SMALL_BYTES), "kept")
+        case calls.DataCall() if kind == BodyKind.JSON:
+            return DATA.read(_json(body, max_bytes=MAX_SMALL_BYTES), "data")
+        case calls.ClaimCall() if kind == BodyKind.JSON:
+            return CLAIM.read(_json(body), "claim")
         case calls.OutcomeCall() if kind == BodyKind.JSON:
             return POSITION.read(_json(body), "position")
         case calls.OutcomeCall() | calls.AgreedCall() if kind == BodyKind.FRAME:

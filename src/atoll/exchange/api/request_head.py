@@ -263,6 +263,8 @@ def identities_of(call: calls.Call) -> tuple[Identity, ...]:
             | calls.FoundCall()
             | calls.KeepCall()
             | calls.RecoverCall()
+            | calls.DataCall()
+            | calls.ClaimCall()
             | calls.LeaveCall()
         ):
             return (Identity(call.island, call.incarnation),)

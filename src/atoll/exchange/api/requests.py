@@ -27,7 +27,15 @@ from atoll.exchange.api.bodies import (
     load,
     require_target_name,
 )
-from atoll.exchange.api.messages import BEAT, MAX_FRAGMENTS, join_form, read_join
+from atoll.exchange.api.messages import (
+    BEAT,
+    DATA,
+    MAX_FRAGMENTS,
+    ask_form,
+    join_form,
+    read_ask,
+    read_join,
+)
 from atoll.exchange.api.request_head import RequestHead
 from atoll.exchange.base import PART_BYTES, U8, Frame
 from atoll.fields import shown
@@ -128,6 +136,12 @@ def _request(call: calls.Call) -> EncodedRequest:
             return _encode(
                 "keep", digest, body=(part,), query={**sender, "first": first}
             )
+        case calls.DataCall(data=data_spec):
+            data = dump(DATA.write(data_spec), name="data")
+            return _encode("open_data", body=(data,), query=_sender_of(call))
+        case calls.ClaimCall(ask):
+            data = dump(ask_form(ask), name="claim")
+            return _encode("claim", body=(data,), query=_sender_of(call))
         case calls.RecoverCall(state=state, outcomes=outcomes):
             body = (*map(pack, outcomes), *buffers_of(state))
             fragment = state.header.fragment
@@ -140,7 +154,14 @@ def _position_of(header: Header) -> tuple[int, int, str]:
 
 
 def _sender_of(
-    call: calls.AgreedCall | calls.FoundCall | calls.KeepCall | calls.RecoverCall,
+    call: (
+        calls.AgreedCall
+        | calls.FoundCall
+        | calls.KeepCall
+        | calls.DataCall
+        | calls.ClaimCall
+        | calls.RecoverCall
+    ),
 ) -> dict[str, str | float]:
     return {"island": call.island, "incarnation": call.incarnation}
 
@@ -233,6 +254,13 @@ def _call(head: RequestHead, body: Incoming) -> calls.Call:
             return recover_call(head, state, outcomes)
         case "agreed":
             return read_gathered(head, body)
+        case "open_data":
+            data = DATA.read(_json(body, "data"), "data")
+            return calls.DataCall(head.island, head.incarnation, data)
+        case "claim":
+            form = _json(body, "claim")
+            ask = read_ask(form, island=head.island, incarnation=head.incarnation)
+            return calls.ClaimCall(ask)
         case "leave":
             return calls.LeaveCall(head.island, head.incarnation)
         case "outcome":

@@ -401,7 +401,7 @@ REPLIES: st.SearchStrategy[tuple[Call, Reply]] = st.one_of(
                     listed=NUMBERS,
                 )
             ),
-            held=SPANS.map(Spans.pack),
+            held_rows=SPANS.map(Spans.pack),
             last_claim=NUMBERS,
         ),
     ),

@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.data import Spans
 from atoll.errors import CorruptError, UsageError
 from atoll.journal import (
     ArrivedRecord,
+    ClaimRecord,
     CommittedRecord,
     ConstantRecord,
     CountedRecord,
     CreatedRecord,
+    DataRecord,
     EndedRecord,
     EpochRecord,
     FoundedRecord,
@@ -26,6 +29,7 @@ from atoll.journal import (
     PassedRecord,
     PauseRecord,
     RecoveredRecord,
+    ReleasedRecord,
     StagedRecord,
     WindowRecord,
 )
@@ -83,6 +87,9 @@ RECORDS: list[Record] = [
     ),
     CountedRecord(fragment=1, island="é", round=9, inner_steps=2**64 - 1, tokens=7),
     WindowRecord(fragment=1, island="é", window=2**31 - 1),
+    DataRecord(rows=10**9, fingerprint="c0ffee"),
+    ClaimRecord(island="é", number=7, packed=Spans([(0, 1024), (2048, 4096)]).pack()),
+    ReleasedRecord(island="é"),
     EndedRecord(reason="end_rounds"),
 ]
 EACH = pytest.mark.parametrize("record", RECORDS, ids=lambda r: type(r).__name__)

@@ -218,7 +218,7 @@ CALLS = DecisionTable(
         DecisionRow(
             ("ClaimCall",),
             "Claim; the rows",
-            "No other island gets them, whatever happens to the coordinator.",
+            "No other island gets them, even if the coordinator crashes.",
         ),
         DecisionRow(
             ("ClaimCall, again",),

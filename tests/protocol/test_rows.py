@@ -358,7 +358,7 @@ def test_the_next_incarnation_is_told_what_its_name_holds() -> None:
     (welcome,) = of_type(actions, events.Welcome)
     reply = reply_to(state, welcome)
 
-    assert Spans.unpack(reply.held) == claim.spans - claim.spans.head(4)
+    assert Spans.unpack(reply.held_rows) == claim.spans - claim.spans.head(4)
     assert reply.last_claim == 1
 
 

@@ -210,7 +210,7 @@ def reply_to(state: CoordinatorState, welcome: events.Welcome) -> JoinReply:
         spoken_for=welcome.spoken_for,
         counted=state.counted.by_fragment(welcome.member.island, len(state.rounds)),
         window=state.windows.of(welcome.member.island),
-        held=held_rows,
+        held_rows=held_rows,
         last_claim=ledger.last_claim(island) if ledger else 0,
     )
 

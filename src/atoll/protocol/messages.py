@@ -142,7 +142,7 @@ class JoinReply:
     """Inner steps per window of the name, by the last roster that lists it; 0: of no
     roster, or `sync_every`."""
 
-    held: bytes = b""
+    held_rows: bytes = b""
     """Packed spans: the turns that the name holds and that no fragment has counted,
     refused or staged. Its next incarnation trains on them before it claims others."""
 

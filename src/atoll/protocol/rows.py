@@ -1,4 +1,4 @@
-"""Handlers of the events of a run's rows: the dataset, claims, and what returns.
+"""Handlers of the events of a run's rows: the dataset, claims, releases and the end.
 
 Rule 1: rows belong to a name. The next incarnation of an island has what it held.
 Rule 2: the rows of an island that has left return once no update of it stands in an
@@ -100,7 +100,7 @@ def wakes_at(state: CoordinatorState, now_s: float) -> Iterator[float]:
 def is_over_for(state: CoordinatorState, island: str, now_s: float) -> bool:
     """Return whether an island that has used its rows will never get another.
 
-    Live islands keep what they hold. Rows of an island that has left or is silent may
+    Live islands keep their rows. Rows of an island that has left or is silent may
     return; in a run without an owner those of a silent one do not.
     """
     ledger = _ledger(state)

@@ -7,6 +7,7 @@ Start reading at `VectorView`, then `exchange_contract`, `virtual` and `link`.
 from typing import TYPE_CHECKING, Any
 
 from atoll.island.numpy_model import VectorView, vector_model
+from atoll.testing.dealer_contract import DEALER_CLAIMS
 from atoll.testing.disk_contract import DISK_CLAIMS
 from atoll.testing.exchange_contract import EXCHANGE_CLAIMS
 from atoll.testing.launcher_contract import LAUNCHER_CLAIMS, PLAN_CLAIMS, LaunchStage
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from atoll.testing.virtual import VirtualIsland, VirtualRun, virtual_run
 
 __all__ = [
+    "DEALER_CLAIMS",
     "DISK_CLAIMS",
     "EXCHANGE_CLAIMS",
     "LAUNCHER_CLAIMS",

@@ -309,7 +309,7 @@ MAX_HELD_BYTES = 2**20
 
 _JOINED_LAST: dict[str, JsonField[Any]] = {
     _WINDOW_KEY: WINDOW,
-    "held": hexed(1, MAX_HELD_BYTES),
+    "held_rows": hexed(1, MAX_HELD_BYTES),
     "last_claim": integer(1),
 }
 """Omitted if empty: a run that has none of these writes the reply of before."""

@@ -310,13 +310,13 @@ def _deal_of(exchange: Exchange, entry: EnteredIsland, runtime: Runtime) -> Deal
     if not joined.settings.data.is_dealt:
         return None
     is_exact = entry.resumed is not None and entry.resumed.is_exact
-    unsettled = getattr(joined, "held", Spans())
+    unsettled = Spans.unpack(joined.held_rows)
     return Deal(
         cast(Dealer, exchange),  # only dealers accept such a run
         Ask(
             island=joined.island,
             incarnation=joined.incarnation,
-            number=getattr(joined, "last_claim", 0),
+            number=joined.last_claim,
         ),
         joined.settings,
         runtime,

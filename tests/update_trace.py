@@ -3,7 +3,8 @@
     python -m tests.update_trace
 
 A real island trains a tiny model in a real run, in memory, at a coordinator over HTTP
-and in a directory store. Every thread but the coordinator's ticker is traced.
+and in a directory store. Every thread is traced but the coordinator's ticker and the
+recorder of the past, for which no update waits.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class FileTrace:
         files, code = self.files, frame.f_code
         if files is None or not code.co_filename.startswith(SOURCE):
             return
-        if threading.current_thread().name == "atoll-tick":
+        if threading.current_thread().name in ("atoll-tick", "events-past"):
             return
         if event == "call":
             files.add(code.co_filename.removeprefix(SOURCE))

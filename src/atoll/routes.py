@@ -155,7 +155,10 @@ ROUTES = (
     _tool("health", "GET", "/health", None),
     _tool("status", "GET", "/status", Role.ISLAND),
     _tool("metrics", "GET", "/metrics", Role.ISLAND),
-    _tool("events", "GET", "/events", Role.ISLAND, query="after wait"),
+    _tool(
+        "events", "GET", "/events", Role.ISLAND, query="after wait process before limit"
+    ),
+    _tool("history", "GET", "/history", Role.ISLAND, query="after parts columns rows"),
     _tool("anchor", "GET", "/anchor", Role.ISLAND, query="round"),
     _tool("bundle", "GET", "/bundle", Role.ISLAND),
     _tool("code", "GET", "/code", Role.OPERATOR),

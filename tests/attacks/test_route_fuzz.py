@@ -263,6 +263,7 @@ def operators(token: str) -> list[Asking]:
     return [
         *(of_operator("GET", f"/{each}", token) for each in gets),
         of_operator("GET", "/events", token, query="after=0"),
+        of_operator("GET", "/history", token, query="rows=9"),
         of_operator("PUT", f"/code/{'0' * 64}", token, {}),
         of_operator("POST", "/control/set", token, sets),
         of_operator("POST", "/control/evict", token, {"island": "honest"}),

@@ -119,6 +119,7 @@ def _operators(coordinator: Coordinator) -> list[Asking]:
         of_operator("GET", f"/code/{'0' * 64}", token),
         of_operator("PUT", f"/code/{'0' * 64}", token, {}),
         of_operator("GET", "/events", token, query="after=0"),
+        of_operator("GET", "/history", token, query="rows=9"),
         of_operator("POST", "/control/set", token, sets),
         of_operator("POST", "/control/evict", token, {"island": "a"}),
         *(of_operator("POST", f"/control/{each}", token) for each in ("pause", "stop")),

@@ -66,4 +66,4 @@ def test_every_request_in_the_source_has_its_row() -> None:
 
         assert route is not UNLISTED, (method, target)
         assert query.keys() <= route.query, (method, target)
-    assert ("GET", "/events?after=1&wait=1") in requests
+    assert ("GET", "/status") in requests

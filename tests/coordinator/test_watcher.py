@@ -146,7 +146,7 @@ def test_a_committed_round_tells_the_stall() -> None:
     it.look(2.0)
     (told,) = [each for each in it.events.after(0) if each.name == "round_committed"]
 
-    assert told.fields["stall_share"] == 0.25
+    assert told.fields["stall_share_mean"] == 0.25
 
 
 def paced(it: Watched, joined: JoinReply, step_s: float) -> None:

@@ -29,6 +29,7 @@ from atoll.telemetry.events import MAX_ITEMS, MAX_NAME, MAX_TEXT, RESERVED, chec
 
 VALUES: dict[ValueKind, st.SearchStrategy[Any]] = {
     ValueKind.TEXT: st.text() | st.text("\ud800\x00\x1b\n…", max_size=2000),
+    ValueKind.FLAG: st.booleans(),
     ValueKind.INTEGER: st.integers(),
     ValueKind.NUMBER: st.floats() | st.integers(),
     ValueKind.NAMES: st.lists(st.text()) | st.just(["i"] * 500),

@@ -19,9 +19,9 @@ from tests.telemetry.statuses import committed, island, status, trouble
 HOSTILE = "x\x1b[2J\x1b]0;own\x07\r\n\u202e\u2028\x9b31m"
 
 
-def page(document: dict[str, object], width: int = 100) -> str:
+def page(document: dict[str, object], width: int = 100, *, is_all: bool = False) -> str:
     """Return a page without colours."""
-    return render_status(document, width=width, is_colour=False)
+    return render_status(document, width=width, is_colour=False, is_all=is_all)
 
 
 def test_the_headline_says_how_far_the_run_is() -> None:
@@ -129,7 +129,7 @@ def test_an_empty_run_has_a_page() -> None:
     )
 
     assert page(empty).splitlines() == [
-        "demo  founding  round 0, 123k tokens, no islands, up 1 h 0 min",
+        "demo  founding  round 0, 123k tokens, no islands, run 1 h 0 min old",
         "demo-abcdef123456 at https://127.0.0.1:4711, Atoll 0.1.0",
         "",
         "Waits for 4 islands.",
@@ -167,7 +167,7 @@ def test_wide_names_keep_the_columns_straight() -> None:
 def test_many_islands_are_cut_with_trouble_first() -> None:
     """Of a thousand islands those are listed that need a look."""
     crowd = [island(f"i{n}") for n in range(1000)] + [island("lost", state="silent")]
-    text = page(status(*crowd))
+    text = page(status(*crowd), is_all=True)
 
     assert f"and {1001 - MAX_ISLANDS} more islands" in text
     assert re.search(r"^island .*\nlost ", text, flags=re.MULTILINE)

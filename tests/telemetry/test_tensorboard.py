@@ -56,14 +56,14 @@ def test_a_loss_is_drawn_against_tokens_and_inner_steps() -> None:
 
 def test_a_round_is_drawn_against_its_number() -> None:
     """One curve per fragment for time, verdicts, bytes; and how long islands stood."""
-    assert list(scalars_of(committed(stall_share=0.25))) == [
+    assert list(scalars_of(committed(stall_share_mean=0.25))) == [
         ("round_seconds/fragment-2", 7, 3.0),
         ("round_counted/fragment-2", 7, 4.0),
         ("round_late/fragment-2", 7, 1.0),
         ("round_refused/fragment-2", 7, 0.0),
         ("round_bytes/fragment-2", 7, 100.0),
         ("round_tokens/fragment-2", 7, 9000.0),
-        ("stall_share", 7, 0.25),
+        ("stall_share_mean", 7, 0.25),
     ]
 
 

@@ -37,7 +37,7 @@ PANELS = {
     },
     "Watch": {
         "status": "Print a run's progress, its islands, and why it waits.",
-        "events": "Print the last events of a run that its coordinator keeps.",
+        "events": "Print the last 1,000 events of a run, or all since a time.",
         "doctor": "Check the connection from this machine to a run, step by step.",
     },
     "Control": {

@@ -23,6 +23,9 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", help="Repeat until the run ends.")
     ] = False,
+    is_all: Annotated[
+        bool, typer.Option("--all", help="List every island, also those that are well.")
+    ] = False,
 ) -> None:
     """Print a run's progress, its islands, and why it waits.
 
@@ -32,7 +35,7 @@ def status(
     """
     with (
         closing(open_named(run)) as client,
-        _printer(as_json=as_json, is_watching=watch) as show,
+        _printer(as_json=as_json, is_watching=watch, is_all=is_all) as show,
     ):
         status = client.status(watch=True)
         show(status)
@@ -44,26 +47,26 @@ def status(
 
 @contextmanager
 def _printer(
-    *, as_json: bool, is_watching: bool
+    *, as_json: bool, is_watching: bool, is_all: bool
 ) -> Iterator[Callable[[RunStatus], None]]:
     """Give a function that prints statuses; a terminal shows the newest in place."""
     if as_json:
         indent = None if is_watching else 2
         yield lambda status: typer.echo(json.dumps(status.document, indent=indent))
     elif not (is_watching and can_redraw(sys.stdout)):
-        yield lambda status: typer.echo(_page(status), nl=False)
+        yield lambda status: typer.echo(_page(status, is_all=is_all), nl=False)
     else:
         from rich.text import Text
 
         with live_view(sys.stdout) as live:
             yield lambda status: live.update(
-                Text.from_ansi(_page(status)), refresh=True
+                Text.from_ansi(_page(status, is_all=is_all)), refresh=True
             )
 
 
-def _page(status: RunStatus) -> str:
+def _page(status: RunStatus, *, is_all: bool) -> str:
     document = status.document
-    page = render_status(document, width=width(), is_colour=has_colour())
+    page = render_status(document, width=width(), is_colour=has_colour(), is_all=is_all)
     if "watched_s" in document:
         watched_s = document["watched_s"]
         page += f"\nWatched for {watched_s:.0f} s; times count from then on.\n"

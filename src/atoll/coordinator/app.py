@@ -21,6 +21,7 @@ can neither fill a disk nor crowd out other events.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections import defaultdict
@@ -32,11 +33,11 @@ from typing import Any, Protocol
 
 from atoll import __version__, kernels, security
 from atoll.coordinator.directory import CodeFiles, find_bundle, open_service
-from atoll.coordinator.operators import Operators
+from atoll.coordinator.operators import Operators, PastReader
 from atoll.coordinator.routes import RouteContext, Routes, as_response
 from atoll.coordinator.spool import Spool
 from atoll.coordinator.states import StateFiles
-from atoll.coordinator.status import Watcher, run_state, status_of
+from atoll.coordinator.status import Watcher, cure, run_state, status_of
 from atoll.coordinator.threads import ThreadedService
 from atoll.errors import AtollError, LeaseLost, Refused, RunEnded, UsageError
 from atoll.exchange.api import (
@@ -68,10 +69,18 @@ from atoll.runtime import Clock, SystemClock
 from atoll.settings import RunSettings
 from atoll.telemetry import (
     EventBus,
+    EventFiles,
     JsonlWriter,
+    PastRecorder,
+    with_past,
 )
+from atoll.telemetry.past_recorder import MAX_WAITING
 
 SPOOL, EVENTS = "spool", "events.jsonl"
+
+STOPPED = "coordinator_stopped"
+LOAD_S = 5.0
+"""Wait for the past at a start; a longer one is loaded while the run is served."""
 
 log = logging.getLogger("atoll")
 
@@ -112,7 +121,7 @@ class Coordinator:
         self.fault: Exception | None = None
         """The last unexpected exception; the events have it too."""
 
-        self._trouble = ""
+        self._trouble, self._has_stopped = "", False
         self._open_events(is_new=is_new)
         self._open_service(now_s)
         self._open_operators(directory)
@@ -129,17 +138,29 @@ class Coordinator:
 
     def _open_events(self, *, is_new: bool) -> None:
         """Open the event bus and its log file; report a new run."""
-        self.events = EventBus()
+        files = EventFiles(self.directory)
+        last = files.last()
+        self.events = EventBus(process=secrets.token_hex(4))
         self._audit_log = AuditLog(self.events, self._clock)
         self._jsonl = JsonlWriter(
             self.directory,
             on_failure=lambda message: self.events.emit("disk_failed", message=message),
         )
         self.events.subscribe(self._jsonl, name="jsonl")
+        self._past = PastRecorder(self.directory, process=self.events.process)
+        self.events.subscribe(self._past, name="past", max_waiting=MAX_WAITING)
+        state = self._service.state
         if is_new:
             self.events.emit("run_created")
-            if self._service.state.model is not None:
-                self.events.emit("run_founded", island="")  # by `serve --init`
+        self.events.emit(
+            "coordinator_started",
+            round=lowest_round(state),
+            fragments=len(state.rounds),
+            was_clean=is_new or (last is not None and last.name == STOPPED),
+            version=__version__,
+        )
+        if is_new and state.model is not None:  # by `serve --init`
+            self.events.emit("run_founded", island="", fragments=len(state.rounds))
 
     def _open_service(self, now_s: float) -> None:
         """Start the watcher and wrap the service for use by threads."""
@@ -203,6 +224,7 @@ class Coordinator:
     def start(self) -> None:
         """Start the threads and the listener."""
         self._watcher.tell_damage(self._service)  # before a signal can end this process
+        self._past.wait_loaded(LOAD_S)
         self._threaded_service.start()
         self._listener.start()
         # Kernels take seconds to load, which the first update would wait for.
@@ -226,7 +248,11 @@ class Coordinator:
         self._threaded_service.close()
         with suppress(UsageError):  # the disk was closed before
             self._service.seal()
+        if not self._has_stopped:
+            self._has_stopped = True
+            self.events.emit(STOPPED, round=lowest_round(self._service.state))
         self.events.close()
+        self._past.close()
         self._jsonl.close()
         self._disk.close()
 
@@ -240,8 +266,12 @@ class Coordinator:
             verdicts=self._watcher.verdicts,
             since_unix_s=self._watcher.since_unix_s,
         )
+        document = self._with_past(document)
+        rows = [row["wait_share"] for row in document["islands"]]
+        shares = [share for share in rows if share is not None]
         counts = self._listener.counts
         return document | {
+            "cure": cure(state, now_s, shares),
             "why": self._trouble or document["why"] + self._fault_text(state),
             "version": __version__,
             "started_unix_s": self._started_unix_s,
@@ -264,6 +294,13 @@ class Coordinator:
                 "shed": dict(counts.shed),
             },
         }
+
+    def _with_past(self, document: dict[str, Any]) -> dict[str, Any]:
+        before, now_unix_s = self._past.before(), time.time()
+        merged = self._past.read(
+            lambda past: with_past(document, past, before, now_unix_s=now_unix_s)
+        )
+        return merged or with_past(document, None, None, now_unix_s=now_unix_s)
 
     def _disk_room(self) -> dict[str, int]:
         """Return the free space, and the part reserved for the journal."""
@@ -289,6 +326,7 @@ class Coordinator:
             spool=directory / SPOOL,
             root=self._disk.root,
             code=CodeFiles(directory, self._service.journal.room),
+            past=PastReader(EventFiles(directory), self._past),
             bundle=self._bundle,
         )
 
@@ -409,6 +447,11 @@ class Coordinator:
             inner_steps=beat.stats.inner_steps,
             tokens=beat.stats.tokens,
             loss=beat.stats.loss,
+            **({} if before else {"version": beat.stats.version}),
+            seconds=beat.stats.seconds,
+            wait_s=beat.stats.wait_s,
+            bytes_up=beat.stats.bytes_up,
+            bytes_down=beat.stats.bytes_down,
         )
 
     def _report_dropped(self, island: str, before: Stats | None, now: Stats) -> None:
@@ -442,6 +485,11 @@ class Coordinator:
         message = f"{source}: {type(exc).__name__}: {exc}"
         log.error("%s", message, exc_info=exc)
         self.events.emit("fault", message=message)
+
+
+def lowest_round(state: CoordinatorState) -> int:
+    """Return the lowest round committed over the fragments."""
+    return min((round.number for round in state.rounds), default=1) - 1
 
 
 def _island_of(request: Request) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from atoll.coordinator.directory import CodeFiles
 from atoll.coordinator.move import moved_run_of
 from atoll.coordinator.routes import as_response, keep_until_sent
 from atoll.coordinator.threads import ThreadedService
-from atoll.errors import Refused, UsageError
+from atoll.errors import Refused, Unreachable, UsageError
 from atoll.exchange.api import RequestHead, json_answer
 from atoll.exchange.api.bodies import (
     SEE,
@@ -40,7 +40,9 @@ from atoll.protocol.events import (
 )
 from atoll.routes import BodyKind
 from atoll.security import OneTimeCodes
-from atoll.telemetry import EventBus, render
+from atoll.telemetry import Event as RunEvent
+from atoll.telemetry import EventBus, EventFiles, PastRecorder, history, render
+from atoll.telemetry.history import history_query
 from atoll.telemetry.prometheus import CONTENT_TYPE
 from atoll.wire.roster import reason_fault
 
@@ -57,6 +59,14 @@ NONCE = hexed(16, 16)
 Status = Callable[[], dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class PastReader:
+    """The files of events, and their fold."""
+
+    files: EventFiles
+    recorder: PastRecorder
+
+
 class Operators:
     """Handles the routes of operators and tools, by their names in `ROUTES`."""
 
@@ -70,6 +80,7 @@ class Operators:
         spool: Path,
         root: Path,
         code: CodeFiles,
+        past: PastReader,
         bundle: Path | None = None,
     ) -> None:
         self._threaded_service, self._events, self._status = (
@@ -78,6 +89,7 @@ class Operators:
             status,
         )
         self._codes, self._bundle, self._code = codes, bundle, code
+        self._past = past
         self._anchors = AnchorFiles(threaded_service, spool, root)
         self._lock = threading.Lock()
         self._readers: dict[DeferredResponse, int] = {}
@@ -132,8 +144,15 @@ class Operators:
     def events(
         self, request: Request, head: RequestHead
     ) -> Response | DeferredResponse:
-        """Answer with events after a number, once there are any."""
+        """Answer with events after a number, once there are any, or a page of files.
+
+        A number of an earlier process is no number of this one: then all that are kept.
+        """
+        if "before" in head.query or "limit" in head.query:
+            return as_json(self._page(head.query))
         after = whole_text(head.query.get("after", "0"), "after")
+        if head.query.get("process", self._events.process) != self._events.process:
+            after = 0
         events = self._events.after(after)
         if events or "wait" not in head.query:
             return as_json([event.as_dict() for event in events])
@@ -149,6 +168,29 @@ class Operators:
             self._forget(oldest)
             oldest.set(as_json([]))
         return later
+
+    def _page(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return a page of older events, oldest first, and the cursor of the next."""
+        before = query.get("before", "")
+        limit = whole_text(query.get("limit", "200"), "limit")
+        page = self._past.files.page(before, limit=limit)
+        events = page.events
+        if not before:
+            events = [*events, *self._unwritten(events)]
+        return {"events": [event.as_dict() for event in events], "before": page.before}
+
+    def _unwritten(self, events: Sequence[RunEvent]) -> list[RunEvent]:
+        """Return the events of this process that are not in its file yet."""
+        is_known = events and events[-1].process == self._events.process
+        return self._events.after(events[-1].number if is_known else 0)
+
+    def history(self, request: Request, head: RequestHead) -> Response:
+        """Answer with the past of the run, or with its news."""
+        arguments = history_query(head.query)
+        answer = self._past.recorder.read(lambda past: history(past, **arguments))
+        if answer is None:
+            raise Unreachable("The past of the run is being loaded. Ask again.")
+        return Response(headers={"content-type": BodyKind.JSON.value}, body=answer)
 
     def _forget(self, later: DeferredResponse) -> None:
         with self._lock:

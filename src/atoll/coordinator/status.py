@@ -23,9 +23,9 @@ from atoll.protocol.rounds import Phase, Round
 from atoll.security.audit import (
     RateLimiter,
 )
-from atoll.telemetry import (
-    EventBus,
-)
+from atoll.telemetry import EventBus
+from atoll.telemetry.curves import ABSENT, COUNTED, LATE, NO_MARK, REFUSED
+from atoll.telemetry.events import MAX_TEXT
 from atoll.wire import Header, Roster, Verdict
 
 DEAR_SHARE = 1 / 3
@@ -56,7 +56,7 @@ def status_of(
         since_unix_s: Start time of each run state, where known.
     """
     missing = waits_for(state, now_s)
-    shares = [_share(island_stats) for island_stats in stats.values()]
+    shares = [x for x in map(_share, stats.values()) if x is not None]
     run_phase = run_state(state, now_s)
     return {
         "run": state.run,
@@ -81,7 +81,8 @@ def status_of(
         "quorum": state.settings.run.quorum,
         "start_islands": state.settings.run.start_islands,
         "sync_every": state.settings.sync.sync_every,
-        "stall_share": max(shares, default=0.0),
+        "end_tokens": state.settings.run.end_tokens,
+        "stall_share": max(shares, default=None),
         "cure": cure(state, now_s, shares),
         "same_data": same_data(stats),
         "unowned_share": unowned_share(state, now_s),
@@ -236,7 +237,6 @@ def island_of(
     verdicts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return one island's row."""
-    stats = stats or Stats()
     paces = [arrivals.median_s for arrivals in member.arrivals.values() if arrivals]
     left_s = member.lease_until_s - now_s
     waits = member.waits_for
@@ -247,29 +247,38 @@ def island_of(
         "slot": member.slot,
         "state": _standing(member, now_s),
         "lease_s": max(0.0, left_s),
-        "seen_s": max(0.0, LEASE_S - left_s),
+        "seen_s": max(0.0, LEASE_S - left_s) if member.is_heard else None,
         "step": member.step,
-        "round": min((holding.round for holding in member.holds), default=0),
+        "round": min((holding.round for holding in member.holds), default=None),
         "pace_s": median(paces) if paces else None,
         "step_s": member.step_s,
         "window": state.window_of(member.island),
         "share": verdicts.get("share") if has_weights else None,
         "waits_for": waits and {"fragment": waits[0], "round": waits[1]},
-        "loss": stats.loss,
-        "tokens": stats.tokens,
-        "inner_steps": stats.inner_steps,
-        "dropped_steps": stats.dropped_steps or 0,
-        "wait_s": stats.wait_s,
-        "wait_share": _share(stats),
-        "bytes_up": stats.bytes_up,
-        "bytes_down": stats.bytes_down,
-        "version": stats.version,
+        **_progress_of(stats),
         "counted": verdicts.get("counted", 0),
         "late": verdicts.get("late", 0),
         "refused": verdicts.get("refused", 0),
         "last_verdict": verdicts.get("last"),
         "refused_because": verdicts.get("because"),
     }
+
+
+def _progress_of(stats: Stats | None) -> dict[str, Any]:
+    """Return the values that an island has reported; None before it has."""
+    if stats is None:
+        return dict.fromkeys(_REPORTED) | {"wait_share": None}
+    values = {key: getattr(stats, key) for key in _REPORTED}
+    return values | {
+        "dropped_steps": stats.dropped_steps or 0,
+        "wait_share": _share(stats),
+    }
+
+
+_REPORTED = (
+    *("loss", "tokens", "inner_steps", "dropped_steps", "wait_s", "bytes_up"),
+    *("bytes_down", "version"),
+)
 
 
 def same_data(stats: Mapping[str, Stats]) -> list[list[str]]:
@@ -333,8 +342,8 @@ def _control(state: CoordinatorState) -> str:
     return f"atoll control {shlex.quote(state.settings.run.name)}"
 
 
-def _share(stats: Stats) -> float:
-    return min(1.0, stats.wait_s / stats.seconds) if stats.seconds > 0 else 0.0
+def _share(stats: Stats) -> float | None:
+    return min(1.0, stats.wait_s / stats.seconds) if stats.seconds > 0 else None
 
 
 def _standing(member: Member, now_s: float) -> str:
@@ -436,6 +445,7 @@ class Watcher:
                     island=island,
                     incarnation=member.incarnation,
                     version=version,
+                    slot=member.slot,
                 )
                 if before is not None and before.key != member.key:
                     self._events.emit(
@@ -490,7 +500,9 @@ class Watcher:
     ) -> None:
         if state.rounds and not seen.rounds:
             founder = seen.founding.island if seen.founding else ""
-            self._events.emit("run_founded", island=founder)
+            self._events.emit(
+                "run_founded", island=founder, fragments=len(state.rounds)
+            )
         for before, after in zip(seen.rounds, state.rounds, strict=False):
             if before is after:
                 continue
@@ -503,20 +515,27 @@ class Watcher:
                 before.phase is Phase.WAITING or after.number > before.number
             ):
                 self._tell_opened(after)
+                self._tell_ahead(after)
+
+    def _tell_ahead(self, round: Round) -> None:
+        """Report the updates that had arrived before their round opened."""
+        for island in round.staged:
+            self._emit_staged(round, island, round.opened_s)
 
     def _tell_staged(self, before: Round, after: Round, now_s: float) -> None:
-        if after.number != before.number:
-            return
-        for island in after.staged.keys() - before.staged.keys():
-            header = after.staged[island]
-            self._events.emit(
-                "update_staged",
-                island=island,
-                fragment=after.fragment,
-                round=after.number,
-                bytes=header.body_bytes,
-                seconds=max(0.0, now_s - after.opened_s),
-            )
+        if after.number == before.number:
+            for island in after.staged.keys() - before.staged.keys():
+                self._emit_staged(after, island, now_s)
+
+    def _emit_staged(self, round: Round, island: str, now_s: float) -> None:
+        self._events.emit(
+            "update_staged",
+            island=island,
+            fragment=round.fragment,
+            round=round.number,
+            bytes=round.staged[island].body_bytes,
+            seconds=max(0.0, now_s - round.opened_s),
+        )
 
     def _tell_closing(
         self, state: CoordinatorState, round: Round, now_s: float
@@ -573,11 +592,12 @@ class Watcher:
             **fields,
             digest=after.base.hex(),
             tokens=self._seen.counted.tokens,
-            stall_share=self._stall_share(),
+            stall_share_mean=self._stall_share_mean(),
+            marks=marks_of(header.roster, self._seen.members.known),
         )
         self.recent.append({**fields, "committed_unix_s": event.at_unix_s})
 
-    def _stall_share(self) -> float | None:
+    def _stall_share_mean(self) -> float | None:
         all_stats = list(self.stats.values())  # others write there meanwhile
         seconds = sum(stats.seconds for stats in all_stats)
         waited_s = sum(stats.wait_s for stats in all_stats)
@@ -630,6 +650,21 @@ class Watcher:
         else:
             name = "run_moved" if state.move.is_over else "run_moving"
             self._events.emit(name, target=state.move.target)
+
+
+_MARKS = {Verdict.COUNTED: COUNTED, Verdict.LATE: LATE, Verdict.REFUSED: REFUSED}
+
+
+def marks_of(roster: Roster, members: Mapping[str, Member]) -> str:
+    """Return a mark for each slot: counted, late, refused, absent or no member."""
+    verdicts = {entry.island: _MARKS[entry.verdict] for entry in roster.entries}
+    marks = {
+        member.slot: verdicts.get(name, ABSENT)
+        for name, member in members.items()
+        if name in verdicts or not member.has_left
+    }
+    length = min(MAX_TEXT, max(marks, default=-1) + 1)
+    return "".join(marks.get(slot, NO_MARK) for slot in range(length))
 
 
 def _changed(

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from atoll.errors import AtollError, CorruptError, UsageError
 from atoll.safetensors import read_file_header
 from atoll.settings import RunSettings
-from atoll.telemetry import Event
+from atoll.telemetry import Event, EventPage
 
 METRICS = ("loss", "round", "tokens", "inner_steps", "bytes_up", "bytes_down", "state")
 """Last metrics of an island."""
@@ -43,13 +43,29 @@ class RunClient(Protocol):
     def settings(self) -> RunSettings:
         """Return the settings in force, with the changes of all epochs."""
 
-    def events(self, *, after: int = 0, is_waiting: bool = False) -> list[Event]:
-        """Return the kept events after a number, oldest first.
+    def events(
+        self, *, after: Event | None = None, is_waiting: bool = False
+    ) -> list[Event]:
+        """Return the last events, or those after one, oldest first.
 
         With `is_waiting` the call may take some seconds, until there is a new one.
 
         Raises:
             UsageError: the run keeps no events.
+        """
+
+    def older_events(self, before: str = "", *, limit: int = 200) -> EventPage:
+        """Return a page of events before a cursor, or of the last ones.
+
+        Raises:
+            UsageError: the run keeps no events, or the cursor's file is gone.
+        """
+
+    def history(self, **query: str | int) -> dict[str, Any]:
+        """Return the past of the run: the document of `GET /history`.
+
+        Raises:
+            UsageError: the query asks for a part that is not known, or for too much.
         """
 
     def control(self, command: Command) -> ControlReply:

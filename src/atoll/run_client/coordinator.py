@@ -19,10 +19,12 @@ from atoll.http import Download, HttpClient, HttpReply
 from atoll.island.connection import call_to
 from atoll.island.environment import CredentialPaths, credentials_from_environment
 from atoll.retry import BUSY_COORDINATOR, retried
+from atoll.routes import ROUTE
 from atoll.run_client import base
 from atoll.runtime import SystemRuntime
 from atoll.settings import RunSettings
-from atoll.telemetry import Event
+from atoll.telemetry import Event, EventPage
+from atoll.telemetry.event_files import MAX_PAGE
 
 EVENTS_S = 40.0
 """Timeout of a long poll, which the coordinator answers within 20 s."""
@@ -165,13 +167,29 @@ class CoordinatorRunClient:
         """Return the description of the run that islands read."""
         return parse_info(self._client.call("GET", "/info").body)
 
-    def events(self, *, after: int = 0, is_waiting: bool = False) -> list[Event]:
-        """Return the events that the coordinator keeps."""
-        if is_waiting:
-            rows = self._client.get(f"/events?after={after}&wait=1", timeout_s=EVENTS_S)
-        else:
-            rows = self._client.get(f"/events?after={after}")
+    def events(
+        self, *, after: Event | None = None, is_waiting: bool = False
+    ) -> list[Event]:
+        """Return the last events, or those that followed one in its process."""
+        if after is None and not is_waiting:
+            return self.older_events(limit=MAX_PAGE).events
+        query: dict[str, str | float] = {"wait": 1} if is_waiting else {}
+        if after is not None:
+            query |= {"after": after.number, "process": after.process}
+        target = ROUTE["events"].target(**query)
+        rows = self._client.get(target, timeout_s=EVENTS_S if is_waiting else None)
         return [Event.of(row) for row in rows]
+
+    def older_events(self, before: str = "", *, limit: int = 200) -> EventPage:
+        """Return a page of events from the coordinator's files."""
+        target = ROUTE["events"].target(before=before, limit=limit)
+        answer = self._client.get(target)
+        return EventPage([Event.of(row) for row in answer["events"]], answer["before"])
+
+    def history(self, **query: str | int) -> dict[str, Any]:
+        """Return the past as the coordinator has folded it."""
+        answer: dict[str, Any] = self._client.get(ROUTE["history"].target(**query))
+        return answer
 
     def control(self, command: base.Command) -> base.ControlReply:
         """Perform a command with the operator's token."""

@@ -6,13 +6,14 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from atoll import __version__
 from atoll.coordinator.anchor_file import AnchorFiles
-from atoll.coordinator.app import EVENTS, SPOOL
+from atoll.coordinator.app import SPOOL
 from atoll.coordinator.directory import open_service
 from atoll.coordinator.service import Service
 from atoll.coordinator.status import RECENT, status_of
@@ -21,7 +22,18 @@ from atoll.errors import Refused
 from atoll.run_client import base
 from atoll.runtime import SystemClock
 from atoll.settings import RunSettings
-from atoll.telemetry import Event
+from atoll.telemetry import (
+    Event,
+    EventFiles,
+    EventPage,
+    Past,
+    history,
+    load_past,
+    with_past,
+)
+from atoll.telemetry.event_files import MAX_PAGE
+from atoll.telemetry.history import history_query
+from atoll.telemetry.status_past import recent_rounds
 
 COPY_BYTES = 2**22
 
@@ -43,6 +55,14 @@ class DirectoryRunClient:
         self._cleanup.close()
 
     @cached_property
+    def _past(self) -> Past:
+        return load_past(self.directory)
+
+    @property
+    def _files(self) -> EventFiles:
+        return EventFiles(self.directory)
+
+    @cached_property
     def _service(self) -> Service:
         disk, service = open_service(self.directory, None, now_s=0.0)
         self._cleanup.callback(disk.close)
@@ -50,25 +70,19 @@ class DirectoryRunClient:
 
     def status(self, *, watch: bool = False) -> base.RunStatus:
         """Return the status that the journal records."""
-        service = self._service
-        committed = [
-            event for event in self.events() if event.name == "round_committed"
-        ]
-        recent = [
-            {**event.fields, "committed_unix_s": event.at_unix_s}
-            for event in committed[-RECENT:]
-        ]
+        service, past = self._service, self._past
         # By the journal alone every lease is over: no island is live.
         status = status_of(service.state, 1e9, stats={}, verdicts={})
+        now_unix_s = time.time()
+        merged = with_past(status, past, past.islands, now_unix_s=now_unix_s)
         return base.RunStatus.of(
-            status
+            merged
             | {
                 "version": __version__,
                 "listening": str(self.directory),
                 "started_unix_s": None,
-                "now_unix_s": time.time(),
-                "recent": recent,
-                "stall_share": None,
+                "now_unix_s": now_unix_s,
+                "recent": recent_rounds(past)[-RECENT:],
                 "damage": [*service.journal.reports, *service.damage],
                 "bytes_in": None,
                 "bytes_out": None,
@@ -79,16 +93,25 @@ class DirectoryRunClient:
         """Return the last settings."""
         return self._service.state.settings
 
-    def events(self, *, after: int = 0, is_waiting: bool = False) -> list[Event]:
-        """Return the newest events of the log file; nothing more is going to happen."""
+    def events(
+        self, *, after: Event | None = None, is_waiting: bool = False
+    ) -> list[Event]:
+        """Return the last events of the files; nothing more is going to happen."""
         if is_waiting:
             raise Refused("The run has ended, and no event follows.")
-        events = []
-        with suppress(FileNotFoundError), (self.directory / EVENTS).open() as lines:
-            for line in lines:
-                with suppress(ValueError):  # the last line may be cut
-                    events.append(Event.of(json.loads(line)))
-        return [event for event in events if event.number > after]
+        if after is None:
+            return self._files.page(limit=MAX_PAGE).events
+        return list(self._files.forward(after.process, after.number))
+
+    def older_events(self, before: str = "", *, limit: int = 200) -> EventPage:
+        """Return a page of events from the files."""
+        return self._files.page(before, limit=limit)
+
+    def history(self, **query: str | int) -> dict[str, Any]:
+        """Return the past that the files tell."""
+        answer = history(self._past, **history_query(query))
+        document: dict[str, Any] = json.loads(answer)
+        return document
 
     def control(self, command: base.Command) -> base.ControlReply:
         """Refuse: there is no process that could perform it."""

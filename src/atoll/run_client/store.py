@@ -46,7 +46,7 @@ from atoll.protocol.operators import set_values
 from atoll.run_client import base
 from atoll.runtime import Clock, SystemRuntime
 from atoll.settings import RunSettings
-from atoll.telemetry import Event
+from atoll.telemetry import Event, EventPage
 from atoll.weights import FragmentState
 from atoll.wire import Verdict
 
@@ -586,8 +586,18 @@ class StoreRunClient:
         self._observer.look()
         return self._observer.reader.view.settings
 
-    def events(self, *, after: int = 0, is_waiting: bool = False) -> list[Event]:
+    def events(
+        self, *, after: Event | None = None, is_waiting: bool = False
+    ) -> list[Event]:
         """Refuse: a store has no process that could keep events."""
+        raise base.needs_coordinator(self.url)
+
+    def older_events(self, before: str = "", *, limit: int = 200) -> EventPage:
+        """Refuse, as `events` does."""
+        raise base.needs_coordinator(self.url)
+
+    def history(self, **query: str | int) -> dict[str, Any]:
+        """Refuse: nothing in a store folds the past of its run."""
         raise base.needs_coordinator(self.url)
 
     def control(self, command: base.Command) -> base.ControlReply:

@@ -13,6 +13,7 @@ from atoll.telemetry.bus import (
     Sink,
     Subscription,
 )
+from atoll.telemetry.event_files import EventFiles, EventPage
 from atoll.telemetry.events import (
     EVENTS,
     Event,
@@ -20,8 +21,12 @@ from atoll.telemetry.events import (
     EventKind,
     ValueKind,
 )
+from atoll.telemetry.history import history
+from atoll.telemetry.past import Past
+from atoll.telemetry.past_recorder import PastRecorder, load_past
 from atoll.telemetry.prometheus import METRICS, Metric, render
 from atoll.telemetry.status_page import render_status
+from atoll.telemetry.status_past import with_past
 
 __all__ = [
     "EVENTS",
@@ -30,12 +35,19 @@ __all__ = [
     "Event",
     "EventBus",
     "EventField",
+    "EventFiles",
     "EventKind",
+    "EventPage",
     "JsonlWriter",
     "Metric",
+    "Past",
+    "PastRecorder",
     "Sink",
     "Subscription",
     "ValueKind",
+    "history",
+    "load_past",
     "render",
     "render_status",
+    "with_past",
 ]

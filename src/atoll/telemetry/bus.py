@@ -60,11 +60,14 @@ class EventBus:
     that the interrupted thread may hold.
 
     Args:
+        process: Identifies this process of the coordinator in its events.
         unix_s: Returns the Unix time.
     """
 
-    def __init__(self, *, unix_s: Callable[[], float] = time.time) -> None:
-        self._unix_s = unix_s
+    def __init__(
+        self, *, process: str = "", unix_s: Callable[[], float] = time.time
+    ) -> None:
+        self.process, self._unix_s = process, unix_s
         self._lock = threading.Lock()
         self._retained: deque[Event] = deque(maxlen=MAX_RETAINED)
         self._counts: Counter[str] = Counter()
@@ -85,7 +88,8 @@ class EventBus:
         """
         values = checked(name, fields)
         with self._lock:
-            event = Event(self._newest() + 1, self._unix_s(), name, values)
+            at_unix_s = self._unix_s()
+            event = Event(self._newest() + 1, at_unix_s, name, values, self.process)
             self._retained.append(event)
             self._counts[name] += 1
             for subscription in self._subscriptions:

@@ -43,6 +43,7 @@ class ValueKind(enum.Enum):
     """The type of a field; the values are for error messages and docs."""
 
     TEXT = "text"
+    FLAG = "true or false"
     INTEGER = "a whole number"
     NUMBER = "a number"
     NAMES = "a list of names"
@@ -74,6 +75,13 @@ def text(value: object, max_chars: int = MAX_TEXT) -> str:
     clean = value[: 4 * MAX_TEXT].encode(errors="replace").decode()
     clean = _SECRET.sub(r"\1[secret]", clean)
     return clean if len(clean) <= max_chars else clean[: max_chars - 1] + "…"
+
+
+def flag(value: object) -> bool:
+    """Return a truth value."""
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
 
 
 def whole(value: object) -> int | None:
@@ -125,6 +133,7 @@ def _items(value: object) -> list[tuple[str, object]]:
 
 _BOUNDED: dict[ValueKind, Callable[[object], Value]] = {
     ValueKind.TEXT: text,
+    ValueKind.FLAG: flag,
     ValueKind.INTEGER: whole,
     ValueKind.NUMBER: number,
     ValueKind.NAMES: names,
@@ -133,7 +142,7 @@ _BOUNDED: dict[ValueKind, Callable[[object], Value]] = {
 }
 
 
-RESERVED = ("number", "at", "event")
+RESERVED = ("number", "at", "process", "event")
 """Keys of a line of JSON besides the fields."""
 
 
@@ -165,18 +174,65 @@ class Event:
     at_unix_s: float
     name: str
     fields: Mapping[str, Value]
+    process: str = ""
+    """The process of the coordinator that emitted it; empty: unknown."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Event:
-        """Return the event of a line of JSON, which may be of another version."""
+        """Return the event of a line of JSON, which may be of another version.
+
+        Raises:
+            ValueError: it is no event.
+        """
         fields = dict(row)
-        head = (fields.pop("number"), fields.pop("at"), fields.pop("event"))
-        return cls(*head, fields)
+        number, at_unix_s = fields.pop("number", None), fields.pop("at", None)
+        name, process = fields.pop("event", None), fields.pop("process", "")
+        if (
+            type(number) is not int
+            or type(at_unix_s) not in (int, float)
+            or not isinstance(name, str)
+            or not isinstance(process, str)
+        ):
+            raise ValueError("an event has a number, a time and a name")
+        return cls(number, float(at_unix_s), name, fields, process)
 
     def as_dict(self) -> dict[str, Value]:
         """Return plain values, as a line of JSON holds them."""
-        head = {"number": self.number, "at": self.at_unix_s}
+        head: dict[str, Value] = {"number": self.number, "at": self.at_unix_s}
+        if self.process:
+            head["process"] = self.process
         return {**head, "event": self.name, **self.fields}
+
+
+class EventReader:
+    """Reads the values of an event; None where one is missing or of another type."""
+
+    def __init__(self, event: Event) -> None:
+        self.fields, self.at_unix_s = event.fields, event.at_unix_s
+
+    def text(self, key: str) -> str | None:
+        value = self.fields.get(key)
+        return value[:MAX_TEXT] if isinstance(value, str) else None
+
+    def whole(self, key: str) -> int | None:
+        value = self.fields.get(key)
+        return value if type(value) is int else None
+
+    def number(self, key: str) -> float | None:
+        return _finite(self.fields.get(key))
+
+    def numbers(self, key: str) -> dict[str, float]:
+        value = self.fields.get(key)
+        pairs = value.items() if isinstance(value, Mapping) else ()
+        numbers = {str(name): _finite(item) for name, item in pairs}
+        return {name: item for name, item in numbers.items() if item is not None}
+
+
+def _finite(value: object) -> float | None:
+    """Return a finite number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
 def checked(name: str, fields: Mapping[str, object]) -> Mapping[str, Value]:
@@ -227,7 +283,26 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "run_created": EventKind("The run's directory was created.", {}),
         "run_founded": EventKind(
             "The run got its first weights.",
-            {"island": ValueKind.TEXT.field("the founder; empty: `serve --init`")},
+            {
+                "island": ValueKind.TEXT.field("the founder; empty: `serve --init`"),
+                "fragments": ValueKind.INTEGER.optional("number of fragments"),
+            },
+        ),
+        "coordinator_started": EventKind(
+            "A process of the coordinator began to serve the run.",
+            {
+                "round": ROUND,
+                "fragments": ValueKind.INTEGER.field(
+                    "number of fragments; 0: it has no weights yet"
+                ),
+                "was_clean": ValueKind.FLAG.field(
+                    "whether the process before it has ended in an orderly way"
+                ),
+                "version": ValueKind.TEXT.field("its version of Atoll"),
+            },
+        ),
+        "coordinator_stopped": EventKind(
+            "The process of the coordinator ended in an orderly way.", {"round": ROUND}
         ),
         "island_joined": EventKind(
             "An island became a member.",
@@ -235,6 +310,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
                 "island": ISLAND,
                 "incarnation": INCARNATION,
                 "version": ValueKind.TEXT.field("the island's version of Atoll"),
+                "slot": ValueKind.INTEGER.optional(
+                    "its slot: the place of its mark in `round_committed`"
+                ),
             },
         ),
         "island_taken_over": EventKind(
@@ -297,8 +375,12 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
                 "bytes": ValueKind.INTEGER.field("size of the agreed mean"),
                 "digest": ValueKind.TEXT.field("digest of the new state, in hex"),
                 "tokens": ValueKind.INTEGER.field("tokens that the run has trained on"),
-                "stall_share": ValueKind.NUMBER.optional(
-                    "share of the islands' time spent waiting"
+                "stall_share_mean": ValueKind.NUMBER.optional(
+                    "share of all islands' time that they waited"
+                ),
+                "marks": ValueKind.TEXT.optional(
+                    "one character per slot: `#` counted, `~` late, `!` refused, "
+                    "`.` absent"
                 ),
             },
         ),
@@ -390,6 +472,16 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
                 "tokens": ValueKind.INTEGER.field("tokens of the island"),
                 "loss": ValueKind.NUMBER.optional("the reported loss"),
                 "metrics": ValueKind.NUMBERS.optional("other reported metrics"),
+                "loss_is_finite": ValueKind.FLAG.optional(
+                    "false if the loss is not a number, or infinite"
+                ),
+                "seconds": ValueKind.NUMBER.optional("time since its join"),
+                "wait_s": ValueKind.NUMBER.optional("time of it that training waited"),
+                "version": ValueKind.TEXT.optional(
+                    "its version of Atoll, the first time in a process"
+                ),
+                "bytes_up": ValueKind.INTEGER.optional("bytes it has sent"),
+                "bytes_down": ValueKind.INTEGER.optional("bytes it has received"),
             },
         ),
         "work_dropped": EventKind(

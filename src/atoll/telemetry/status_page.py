@@ -25,7 +25,13 @@ from atoll.telemetry.text import (
 
 MIN_WIDTH = 40
 MAX_ISLANDS = 100
-"""So many islands are listed; those that need a look come first."""
+"""So many islands are listed with `is_all`; those that need a look come first."""
+
+MAX_CALM = 12
+"""Of more islands, those that are well are one line."""
+
+YOUNG_S = 3600.0
+"""Below this age of a coordinator its start is shown."""
 
 MAX_SAME = 8
 MAX_WAITS = 5
@@ -49,13 +55,16 @@ Status = Mapping[str, Any]
 Island = Mapping[str, Any]
 
 
-def render_status(status: Status, *, width: int, is_colour: bool) -> str:
+def render_status(
+    status: Status, *, width: int, is_colour: bool, is_all: bool = False
+) -> str:
     """Return the page of a status document, no line wider than `width`.
 
-    Below 40 columns it is as wide as 40. It ends with a line feed, and holds no
-    character that a terminal obeys unless `is_colour`, and then only our colours.
+    Of many islands those that are well are summed up, unless `is_all`. Below 40
+    columns it is as wide as 40. It ends with a line feed, and holds no character that
+    a terminal obeys unless `is_colour`, and then only our colours.
     """
-    page = _Page(status, max(MIN_WIDTH, width), is_colour)
+    page = _Page(status, max(MIN_WIDTH, width), is_colour, is_all)
     blocks = [page.head(), page.waits(), page.islands(), page.rounds(), page.notes()]
     texts = ["\n".join(lines) for lines in map(list, blocks) if lines]
     return "\n\n".join(texts) + "\n"
@@ -66,6 +75,7 @@ class _Page:
     status: Status
     width: int
     is_colour: bool
+    is_all: bool
 
     def head(self) -> Iterator[str]:
         status = self.status
@@ -76,8 +86,8 @@ class _Page:
             f"{format_count(status['tokens'])} tokens",
         ]
         parts.append(_membership(status))
-        if status["started_unix_s"] is not None:  # a run in a bucket has no process
-            parts.append(f"up {format_span(_age_s(status))}")
+        parts += _rates(status)
+        parts += _ages(status)
         if status["stall_share"] is not None:
             parts.append(f"{format_share(status['stall_share'])} waiting")
         colour = STATE_COLOURS.get(state, "yellow")
@@ -109,12 +119,15 @@ class _Page:
 
     def islands(self) -> Iterator[str]:
         listed = sorted(self.status["islands"], key=_rank)
-        few, rest = listed[:MAX_ISLANDS], listed[MAX_ISLANDS:]
+        few, rest = self._shown(listed)
         if few:
             columns = _island_columns(self.status)
             yield from self._table(columns, few, left_columns=2)
-        if rest:
+        if rest and not self.is_all and all(map(_is_calm, rest)):
+            yield f"and {len(rest)} more, all well; --all lists them"
+        elif rest:
             yield f"and {len(rest)} more islands; --json lists them all"
+        yield from self._old(few)
         for island in few:
             if reason := island["refused_because"]:
                 message = f"{_name(island)} was refused: {printable(reason)}"
@@ -122,6 +135,28 @@ class _Page:
             if steps := island["dropped_steps"]:
                 text = f"{_name(island)} missed rounds and dropped {steps} inner steps"
                 yield from self._paragraph(text, "red")
+
+    def _shown(self, listed: list[Island]) -> tuple[list[Island], list[Island]]:
+        """Return the islands to list and the others, in the order of `listed`."""
+        number = MAX_ISLANDS
+        if not self.is_all and len(listed) > MAX_CALM:
+            troubled = sum(not _is_calm(island) for island in listed)
+            number = min(MAX_ISLANDS, max(troubled, MAX_CALM))
+        return listed[:number], listed[number:]
+
+    def _old(self, islands: Sequence[Island]) -> Iterator[str]:
+        """Say how old the values of islands are, if a coordinator has started since."""
+        started_unix_s = self.status["started_unix_s"]
+        reports = [row.get("as_of_unix_s") for row in islands]
+        old = [x for x in reports if x is not None and x < (started_unix_s or 0.0)]
+        if old:
+            ago_s = self.status["now_unix_s"] - max(old)
+            count = "1 island" if len(old) == 1 else f"{len(old)} islands"
+            yield from self._paragraph(
+                f"{count} reported nothing since the coordinator started: these values "
+                f"are as of {format_span(ago_s)} ago.",
+                "dim",
+            )
 
     def rounds(self) -> Iterator[str]:
         recent = self.status["recent"][-MAX_ROUNDS:]
@@ -204,8 +239,13 @@ def _name(island: Island) -> str:
 
 def _rank(island: Island) -> tuple[bool, bool]:
     """Sort silent and refused islands first, those that left last."""
-    is_calm = island["state"] == "live" and not island["refused_because"]
-    return is_calm, island["state"] == "left"
+    return _is_calm(island), island["state"] == "left"
+
+
+def _is_calm(island: Island) -> bool:
+    is_finite = island.get("loss_is_finite") is not False
+    is_live = island["state"] == "live"
+    return is_live and is_finite and not island["refused_because"]
 
 
 def _state(island: Island) -> Cell:
@@ -216,7 +256,11 @@ def _state(island: Island) -> Cell:
 
 
 def _some(key: str) -> Callable[[Mapping[str, Any]], Cell]:
-    return lambda row: Cell(str(row[key]), "yellow" if row[key] else "")
+    return lambda row: (
+        Cell(NO_VALUE)
+        if row[key] is None
+        else Cell(str(row[key]), "yellow" if row[key] else "")
+    )
 
 
 def _rounds(status: Status) -> str:
@@ -230,8 +274,29 @@ def _membership(status: Status) -> str:
     return f"{live} of {number} islands live" if number else "no islands"
 
 
-def _age_s(status: Status) -> float:
-    return float(status["now_unix_s"] - status["started_unix_s"])
+def _rates(status: Status) -> list[str]:
+    """Return the tokens per second and the end of the run, where they are known."""
+    parts = []
+    if status.get("tokens_per_s"):
+        parts.append(f"{format_count(status['tokens_per_s'])} tokens/s")
+    if status.get("ends_unix_s") is not None:
+        left_s = max(0.0, status["ends_unix_s"] - status["now_unix_s"])
+        parts.append(f"ends in about {format_span(left_s)}")
+    return parts
+
+
+def _ages(status: Status) -> list[str]:
+    """Return the age of the run, and of a coordinator that started lately."""
+    now_unix_s, parts = status["now_unix_s"], []
+    created_unix_s = status.get("created_unix_s")
+    started_unix_s = status["started_unix_s"]  # a run in a bucket has no process
+    if created_unix_s is not None:
+        parts.append(f"run {format_span(now_unix_s - created_unix_s)} old")
+    if started_unix_s is not None:
+        age_s, starts = now_unix_s - started_unix_s, status.get("starts")
+        if created_unix_s is None or (age_s < YOUNG_S and starts != 1):
+            parts.append(f"coordinator started {format_span(age_s)} ago")
+    return parts
 
 
 def _why(status: Status) -> str:
@@ -274,7 +339,17 @@ def _pace(island: Island) -> Cell:
 def _number(
     key: str, message: Callable[[Any], str]
 ) -> Callable[[Mapping[str, Any]], Cell]:
-    return lambda row: Cell(message(row[key]))
+    return lambda row: Cell(NO_VALUE if row[key] is None else message(row[key]))
+
+
+def _loss(island: Island) -> Cell:
+    if island.get("loss_is_finite") is False:
+        return Cell("NaN", "red")
+    return Cell(format_loss(island["loss"]))
+
+
+def _version(island: Island) -> Cell:
+    return Cell(cut(printable(island["version"] or NO_VALUE), MAX_WORD))
 
 
 ISLAND_COLUMNS = (
@@ -284,14 +359,14 @@ ISLAND_COLUMNS = (
     _Column("pace", 4, _pace),
     _Column("window", 4, lambda row: Cell(str(row.get("window", NO_VALUE)))),
     _Column("share", 4, lambda row: Cell(format_share(row.get("share")))),
-    _Column("loss", 2, _number("loss", format_loss)),
+    _Column("loss", 2, _loss),
     _Column("wait", 3, _number("wait_share", format_share)),
     _Column("counted", 10, _number("counted", str)),
     _Column("late", 8, _some("late")),
     _Column("refused", 9, _some("refused")),
     _Column("up", 5, _number("bytes_up", format_size)),
     _Column("down", 6, _number("bytes_down", format_size)),
-    _Column("version", 7, lambda row: Cell(cut(printable(row["version"]), MAX_WORD))),
+    _Column("version", 7, _version),
 )
 
 ROUND_COLUMNS = (

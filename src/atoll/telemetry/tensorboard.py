@@ -149,7 +149,9 @@ def _of_round(fields: Mapping[str, Value]) -> Iterator[Scalar]:
     for name in ROUND_SCALARS:
         tag = f"round_{name}/fragment-{fields['fragment']}"
         yield from _scalar(tag, fields["round"], fields[name])
-    yield from _scalar("stall_share", fields["round"], fields.get("stall_share"))
+    yield from _scalar(
+        "stall_share_mean", fields["round"], fields.get("stall_share_mean")
+    )
 
 
 def _scalar(tag: str, step: Value, value: Value) -> Iterator[Scalar]:

@@ -252,6 +252,15 @@ class UncountedWork(Protocol):
         """Return whether the residual has anything that is not in flight."""
         ...
 
+    def unseal(self, slot: IslandFragment, saved: SavedFragment) -> None:
+        """Make saved work independent of the anchor that it was saved with.
+
+        The anchor of an asynchronous island moves while an update is in flight. The
+        work up to the seal becomes the update's values; the residual after the seal has
+        the error of its codec.
+        """
+        ...
+
     def leave_over(
         self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
     ) -> None:

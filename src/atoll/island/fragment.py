@@ -88,6 +88,11 @@ class UpdateInFlight:
         result = self.arrival.result()
         return result if isinstance(result, AppliedOutcome) else None
 
+    @property
+    def applied(self) -> AppliedOutcome | None:
+        """What is in the anchor already of its outcome, for a checkpoint."""
+        return self.outcome or self.receipt
+
 
 @dataclass(frozen=True, kw_only=True)
 class SealTerms:
@@ -194,9 +199,9 @@ class HeldBackWork:
 
     @property
     def may_stand(self) -> bool:
-        """Whether the staged update may be the saved one."""
+        """Whether the staged update may be the saved one: its digest tells."""
         update = self.saved.update
-        is_of_round = update is not None and update.round == self.round
+        is_of_round = update is not None and update.round <= self.round
         return self.remaining_before is RemainingWork.ALL and is_of_round
 
     @property

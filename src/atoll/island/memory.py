@@ -30,7 +30,7 @@ from atoll.protocol.island import RemainingWork
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState, Layout, Terms, adopt, seal, terms_of
 from atoll.weights.layout import F32
-from atoll.wire import Verdict, state_digest
+from atoll.wire import Verdict, codec, state_digest
 
 
 class WholeMemory:
@@ -208,6 +208,24 @@ class WholeMemory:
         residual = residual_left(saved, remaining)
         if slot.residual is not None and residual is not None:
             slot.residual = residual.copy()
+
+    def unseal(self, slot: IslandFragment, saved: SavedFragment) -> None:
+        assert saved.update is not None
+        frame = saved.update.frame
+        assert frame is not None
+        if frame.header.elements:
+            sent = np.empty(slot.layout.elements, np.float32)
+            codec(frame.header.codec).decode(frame.body, sent)
+            self.put_back(saved, sent)
+
+    def put_back(self, saved: SavedFragment, sent: F32) -> None:
+        """Make `sent` the saved work up to the seal, in the direction of descent."""
+        update = saved.update
+        assert update is not None
+        assert saved.difference is not None
+        saved.difference = saved.difference - update.base - sent
+        update.base = -sent
+        saved.residual = update.residual_after
 
     def settle_residual(
         self, slot: IslandFragment, sealed: UpdateInFlight, verdict: Verdict

@@ -110,6 +110,8 @@ def _require_same_run(joined: JoinReply, saved: SavedIsland) -> None:
 
 def _why_not_exact(exchange: Exchange, joined: JoinReply, saved: SavedIsland) -> str:
     """Return why the resume cannot be exact; empty if it can."""
+    if joined.settings.sync.is_async:
+        return "the rounds of an asynchronous run do not pass at the same steps again"
     for index, fragment in enumerate(saved.fragments):
         last = joined.position.rounds[index] - 1
         if fragment.round > last:
@@ -392,6 +394,8 @@ def rejoin(
     """
     if saved.update is not None and saved.update.frame is None:
         saved = replace(saved, update=None)  # of 0.1.0: saved while it was being sealed
+    if joined.settings.sync.is_async and saved.update is not None:
+        memory.unseal(slot, saved)
     history = _RoundHistory(exchange, slot.index, joined.island, slot.state)
     remaining = _remaining(history, joined, slot, saved)
     settled = settled_left(saved, remaining, progress)
@@ -435,7 +439,9 @@ class _RoundHistory:
         if not 0 < round <= self._state.round:
             return None
         try:
-            outcome = self._exchange.outcome(self._fragment, round, wait_s=0.0)
+            outcome = self._exchange.outcome(
+                self._fragment, round, wait_s=0.0, has_body=False
+            )
         except OutcomeLost:
             return None
         return outcome.agreed.header if outcome else None
@@ -450,12 +456,18 @@ def _remaining(
     digest, since, is_refused = _digest(saved.update), CountedSince.NOTHING, False
     counted = joined.counted[slot.index] if joined.counted else None
     latest = counted.round if counted else 0
+    listed = max(latest, counted.listed) if counted else 0
     opened = joined.position.rounds[slot.index]
     if slot.index in joined.spoken_for and opened <= slot.state.round:
         # The round has closed since the join reply.
-        latest = opened if history.counted(opened, digest) in _COUNTED else latest
+        closed = history.counted(opened, digest)
+        latest = opened if closed in _COUNTED else latest
+        listed = opened if closed is not CountedSince.NOTHING else listed
     if latest > saved.round:
         since = history.counted(latest, digest) or CountedSince.ANOTHER
+    elif saved.update is not None and joined.settings.sync.is_async:
+        # Updates that are listed up to the saved round are older than this one.
+        is_refused = listed > saved.round and history.counted(listed, digest) is None
     elif saved.update is not None:
         is_refused = history.counted(saved.update.round, digest) is None
     return remaining_work(

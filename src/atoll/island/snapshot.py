@@ -144,7 +144,7 @@ def exact_state(slot: IslandFragment) -> SavedFragment:
 
 def _update(sealed: UpdateInFlight) -> SavedUpdate:
     """Return an update; its frame is gone once its outcome is known."""
-    outcome = sealed.outcome or sealed.receipt
+    outcome = sealed.applied
     is_made = outcome is None and sealed.has_bytes
     return SavedUpdate(
         round=sealed.round,

@@ -14,6 +14,7 @@ from atoll.errors import AtollError
 from atoll.exchange import CoordinatorExchange
 from atoll.island import Host
 from atoll.island.base import ParameterView
+from atoll.island.saved_state import SavedIsland
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.runtime import Clock
 from atoll.settings import RunSettings
@@ -32,8 +33,16 @@ class VirtualIsland:
 
         self._world, self._process = world, process
 
-    def join(self, model: ModelSpec, view: ParameterView) -> Host:
+    def join(
+        self,
+        model: ModelSpec,
+        view: ParameterView,
+        *,
+        saved: SavedIsland | None = None,
+    ) -> Host:
         """Join the run; afterwards `view` holds its weights.
+
+        `saved` is the island of a checkpoint, which an earlier incarnation has made.
 
         Call `stepped()` of the host after every inner step until it `has_ended`, and
         then `leave()`.
@@ -48,6 +57,7 @@ class VirtualIsland:
             view,
             JoinRequest(model=model, island=self.name),
             runtime=SimRuntime(self._world, self._process),
+            saved=saved,
         )
 
     def work(self, seconds: float) -> None:

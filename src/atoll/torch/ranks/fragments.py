@@ -257,7 +257,7 @@ def filled(
 def _update(sealed: UpdateInFlight | None) -> FragmentSummary | None:
     if sealed is None:
         return None
-    outcome = sealed.outcome
+    outcome = sealed.applied
     return {
         "number": sealed.number,
         "round": sealed.round,

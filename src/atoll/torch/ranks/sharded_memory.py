@@ -298,6 +298,33 @@ class ShardedMemory:
             residual = flying.residual_after
         return residual is not None and bool(residual.any())
 
+    def unseal(self, slot: IslandFragment, saved: SavedFragment) -> None:
+        assert saved.update is not None
+        frame = saved.update.frame
+        assert frame is not None
+        if frame.header.elements:
+            self.unseal_parts(slot, saved, frame, up=frame.header.codec)
+
+    @on_all_ranks(Thread.BACKGROUND)
+    def unseal_parts(
+        self,
+        slot: IslandFragment,
+        saved: SavedFragment,
+        frame: OnlyLeader[Frame],
+        *,
+        up: str,
+    ) -> None:
+        """Give each rank its part of the leader's update: see `unseal`."""
+        index, first_error = slot.index, FirstError()
+        sent = np.empty(self._slots[index].layout.elements, np.float32)
+        begin = partial(fragments.copied, up, frame.body) if frame else None
+        for cut, values in self._parts.decoded(
+            self.ranks.works, index, up, begin, first_error
+        ):
+            sent[cut.compact] = values[cut.positions]
+        first_error.finish()
+        self._memory.put_back(saved, sent)
+
     @on_all_ranks(Thread.BACKGROUND)
     def leave_over(
         self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork

@@ -14,7 +14,6 @@ from tests.scenarios.async_runs import (
     DRIFT,
     Observed,
     Stops,
-    drift,
     settings,
     train,
 )

@@ -56,7 +56,7 @@ def drift(host: Host, view: VectorView, number: int) -> None:
 
 @dataclass
 class Observed:
-    """What the islands of a run have seen."""
+    """The states and rosters that the islands of a run have held."""
 
     digests: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """Of the states after rounds, by fragment and round."""
@@ -102,7 +102,7 @@ def train(
 ) -> tuple[VirtualRun, Observed]:
     """Train islands of these paces to the end of a run.
 
-    With `save_every` each island saves its work after so many inner steps, and an
+    With `save_every` each island saves its work after that many inner steps, and an
     incarnation after its death resumes from that.
     """
     seen = Observed()

@@ -90,7 +90,7 @@ class UpdateInFlight:
 
     @property
     def applied(self) -> AppliedOutcome | None:
-        """What is in the anchor already of its outcome, for a checkpoint."""
+        """The outcome, as far as it is in the anchor already, for a checkpoint."""
         return self.outcome or self.receipt
 
 

@@ -26,7 +26,8 @@ def island(name: str, **changes: Any) -> dict[str, Any]:
         "as_of_unix_s": 1_700_003_599.0,
         "deaths": 0,
         "utilisation": 0.98,
-        "metrics": {},
+        "metrics": {"lr": 0.5},
+        "tokens_per_s": 47_000.0,
         "tokens": 9999,
         "inner_steps": 480,
         "wait_s": 3.4,
@@ -132,5 +133,7 @@ def trouble(count: int) -> dict[str, Any]:
         why="Waits for tokyo-0, which has not published round 7 of fragment 2.",
         waits_for=waits,
         stall_share=0.41,
+        tokens_per_s=352_000.0,
+        last_commit_unix_s=1_700_003_590.0,
         cure="Waiting costs 41 % of the time: set sync.overlap_steps=20, or evict it.",
     )

@@ -447,6 +447,8 @@ class Coordinator:
             inner_steps=beat.stats.inner_steps,
             tokens=beat.stats.tokens,
             loss=beat.stats.loss,
+            loss_is_finite=beat.stats.loss_is_finite,
+            metrics=beat.stats.metrics,
             **({} if before else {"version": beat.stats.version}),
             seconds=beat.stats.seconds,
             wait_s=beat.stats.wait_s,
@@ -502,8 +504,8 @@ def _island_of(request: Request) -> str:
     return values.get("island", request.query.get("island", ""))
 
 
-def _progress(stats: Stats) -> tuple[int, int, float | None]:
-    return stats.inner_steps, stats.tokens, stats.loss
+def _progress(stats: Stats) -> tuple[object, ...]:
+    return stats.inner_steps, stats.tokens, stats.loss, stats.loss_is_finite
 
 
 MAX_PER_INCARNATION = 64

@@ -277,7 +277,7 @@ def _progress_of(stats: Stats | None) -> dict[str, Any]:
 
 _REPORTED = (
     *("loss", "tokens", "inner_steps", "dropped_steps", "wait_s", "bytes_up"),
-    *("bytes_down", "version"),
+    *("bytes_down", "version", "loss_is_finite", "metrics"),
 )
 
 

@@ -8,6 +8,7 @@ position that the run has reported, between two synchronisations.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import statistics
@@ -74,12 +75,16 @@ class IslandCounters:
 
     def stats(self, seconds: float) -> Stats:
         """Return the statistics for status displays, `seconds` after the join."""
+        loss = self._loss()
+        is_finite = None if loss is None else math.isfinite(loss)
         return Stats(
             version=__version__,
             seconds=seconds,
             inner_steps=self.inner_steps,
             tokens=self.tokens,
-            loss=self._loss(),
+            loss=loss if is_finite else None,
+            loss_is_finite=is_finite,
+            metrics=sent_metrics(self.reported) or None,
             wait_s=self.wait_s,
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
@@ -123,8 +128,7 @@ class IslandCounters:
     def _loss(self) -> float | None:
         """Return the loss as last reported; this may wait for a device."""
         reported = self.reported.get("loss")
-        loss = math.nan if reported is None else float(reported)
-        return loss if math.isfinite(loss) else None
+        return None if reported is None else float(reported)
 
     def summary(self) -> str:
         """Return one sentence about the outcome of the island's work."""
@@ -151,6 +155,38 @@ class IslandCounters:
             "atoll/not_counted_steps": self.not_counted_steps,
             **self.costs(),
         }
+
+
+MAX_METRICS, MAX_METRIC_NAME_BYTES = 16, 64
+MAX_METRICS_BYTES = 600
+"""Size of the metrics in a heartbeat, as JSON."""
+
+
+def sent_metrics(reported: Mapping[str, Any]) -> dict[str, float]:
+    """Return the first finite metrics besides the loss, as many as a heartbeat takes.
+
+    With six significant digits. This may wait for a device.
+    """
+    metrics: dict[str, float] = {}
+    bytes_left = MAX_METRICS_BYTES
+    for name, value in reported.items():
+        number = _number_of(value)
+        bytes_left -= len(json.dumps([name, number])) + 2
+        is_short = len(name.encode(errors="replace")) <= MAX_METRIC_NAME_BYTES
+        if name == "loss" or number is None or not is_short:
+            continue
+        if bytes_left < 0 or len(metrics) >= MAX_METRICS:
+            break
+        metrics[name] = number
+    return metrics
+
+
+def _number_of(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None  # a loop may report a text, or a tensor of several values
+    return float(f"{number:.6g}") if math.isfinite(number) else None
 
 
 TIMED_STEPS = 32

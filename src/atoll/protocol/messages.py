@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from atoll.errors import ModelError
@@ -175,6 +176,12 @@ class Stats:
 
     dropped_steps: int | None = None
     """Inner steps whose work was dropped after too many missed rounds; None: none."""
+
+    loss_is_finite: bool | None = None
+    """False: the last loss was not a number, or infinite. None: no loss yet."""
+
+    metrics: Mapping[str, float] | None = None
+    """Other metrics that the loop reported last, finite ones."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,9 +101,14 @@ def _number(value: Any) -> str:
     return str(int(value)) if isinstance(value, int) else repr(float(value))
 
 
+_RUN_RATES = ("stall_share_mean", "utilisation", "tokens_per_s", "last_commit_unix_s")
+"""Keys that the status of an older coordinator, or of a run in a store, lacks."""
+
+
 def _run(status: Status, _: Counters) -> Iterator[Row]:
     waits = status["waits_for"]
     yield {
+        **dict.fromkeys(_RUN_RATES),
         **status,
         "one": 1,
         "awaited": len({wait["island"] for wait in waits}),
@@ -145,7 +150,15 @@ def _recent(status: Status, _: Counters) -> Iterable[Row]:
 
 def _islands(status: Status, _: Counters) -> Iterator[Row]:
     for island in status["islands"]:
-        yield {**island, "is_live": island["state"] == "live"}
+        is_live = island["state"] == "live"
+        rates = {key: island.get(key) for key in _ISLAND_RATES}
+        yield {**island, **rates, "is_live": is_live}
+
+
+def _own_metrics(status: Status, _: Counters) -> Iterator[Row]:
+    for island in status["islands"]:
+        for name, value in (island.get("metrics") or {}).items():
+            yield {"island": island["island"], "name": name, "value": value}
 
 
 def _emitted(_: Status, counters: Counters) -> Iterator[Row]:
@@ -157,6 +170,9 @@ def _dropped(_: Status, counters: Counters) -> Iterator[Row]:
     for sink, count in sorted(counters.dropped.items()):
         yield {"sink": sink, "count": count}
 
+
+_ISLAND_RATES = ("loss_is_finite", "utilisation", "tokens_per_s", "deaths")
+"""Keys that the status of an older coordinator, or of a run in a store, lacks."""
 
 # By sample set: name, key in the status, description.
 _ROWS: Mapping[SampleSet, tuple[tuple[str, str, str], ...]] = {
@@ -175,6 +191,14 @@ _ROWS: Mapping[SampleSet, tuple[tuple[str, str, str], ...]] = {
         ("start_islands", "start_islands", "Islands that the first round waits for."),
         ("start_time_seconds", "started_unix_s", "Start time, as Unix time."),
         ("stall_ratio", "stall_share", "The largest share of time an island waits."),
+        ("stall_mean_ratio", "stall_share_mean", "Share of all time islands wait."),
+        ("utilisation_ratio", "utilisation", "Share of all time islands compute."),
+        ("tokens_per_second", "tokens_per_s", "Tokens counted in a second, of late."),
+        (
+            "last_commit_time_seconds",
+            "last_commit_unix_s",
+            "Unix time of the last commit.",
+        ),
         ("awaited_islands", "awaited", "Islands the run waits for."),
         ("longest_wait_seconds", "longest_wait_s", "The longest current wait."),
         ("bytes_in_total", "bytes_in", "Bytes received."),
@@ -217,6 +241,10 @@ _ROWS: Mapping[SampleSet, tuple[tuple[str, str, str], ...]] = {
         ("island_step_seconds", "step_s", "Its pace: the time of an inner step."),
         ("island_window_steps", "window", "Its inner steps per window."),
         ("island_loss", "loss", "The loss that it reported."),
+        ("island_loss_finite", "loss_is_finite", "0 if its loss is not a number."),
+        ("island_utilisation_ratio", "utilisation", "Share of time it computes."),
+        ("island_tokens_per_second", "tokens_per_s", "Tokens in a second, of late."),
+        ("island_deaths_total", "deaths", "Incarnations that ended without a leave."),
         ("island_tokens_total", "tokens", "Tokens it has trained on."),
         ("island_inner_steps_total", "inner_steps", "Inner steps made."),
         ("island_dropped_steps_total", "dropped_steps", "Inner steps dropped."),
@@ -227,6 +255,9 @@ _ROWS: Mapping[SampleSet, tuple[tuple[str, str, str], ...]] = {
         ("island_counted_total", "counted", "Its updates that counted."),
         ("island_late_total", "late", "Rounds that it was late for."),
         ("island_refused_total", "refused", "Its updates that were refused."),
+    ),
+    SampleSet(("island", "name"), _own_metrics): (
+        ("island_metric", "value", "A metric that its training loop reports."),
     ),
     SampleSet(("event",), _emitted): (
         ("events_total", "count", "Events emitted since the coordinator started."),

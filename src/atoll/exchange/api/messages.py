@@ -23,6 +23,7 @@ from atoll.data.spans import MAX_TURN
 from atoll.errors import CorruptError, SettingsError, UsageError
 from atoll.exchange.api.bodies import (
     FLAG,
+    LANGUAGE,
     MAX_LARGE_BYTES,
     NAME,
     SEE,
@@ -176,6 +177,23 @@ _SHOWN = integer(0, _SIZE_MAX)
 _SECONDS = number(0.0, 2.0**40)
 WINDOW = integer(1, 2**31 - 1)
 
+MAX_METRICS, MAX_METRIC_NAME_BYTES = 16, 64
+_METRIC_VALUES = LANGUAGE.mapping(number(-sys.float_info.max))
+
+
+def _read_metrics(value: object, path: str) -> dict[str, float]:
+    metrics = _METRIC_VALUES.read(value, path)
+    longest = max((len(name.encode()) for name in metrics), default=0)
+    if len(metrics) > MAX_METRICS or longest > MAX_METRIC_NAME_BYTES:
+        raise LANGUAGE.fault(
+            f"{path} has {len(metrics)} metrics, the longest name {longest} bytes. At "
+            f"most {MAX_METRICS} are sent, with names of {MAX_METRIC_NAME_BYTES} bytes."
+        )
+    return metrics
+
+
+METRICS = JsonField(_METRIC_VALUES.write, _read_metrics)
+
 STATS = table(
     protocol.Stats,
     {
@@ -188,7 +206,12 @@ STATS = table(
         "bytes_up": _SHOWN,
         "bytes_down": _SHOWN,
     },
-    optional={"first_batch": text(64), "dropped_steps": integer(1, _SIZE_MAX)},
+    optional={
+        "first_batch": text(64),
+        "dropped_steps": integer(1, _SIZE_MAX),
+        "loss_is_finite": FLAG,
+        "metrics": METRICS,
+    },
 )
 
 BEAT = table(

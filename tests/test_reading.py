@@ -19,7 +19,7 @@ SECTIONS = {
     BUCKET: "One update in a bucket",
     MEMORY: "One update in memory",
 }
-MAX_FILES = {HTTP: 75, BUCKET: 55, MEMORY: 40, HEARTBEAT: 35}
+MAX_FILES = {HTTP: 77, BUCKET: 57, MEMORY: 40, HEARTBEAT: 36}
 
 
 @cache

@@ -26,6 +26,7 @@ TABLES = {
     "collective": ["peer ms", "limit", "coordinator", "all-reduce fp32", "1000 Mbit/s"],
     "convergence": ["clock s", "synchronous", "streaming, e3m0 up", "loss <= 1.015 "],
     "coordinator_memory": ["highest", "restart on the journal", "<= "],
+    "data": ["peer ms", "a pass, dealt", "<= 1.03 ", "claims per window", "the ledger"],
     "deadlines": ["rounds/h", "learned", "600 s", "learned, max 3600 s"],
     "death": ["limit s", "SIGKILL", "SIGSTOP", "<= 1 ", "Starved for", "torchft"],
     "hook": ["peer ms", "limit", "the hook", "the pace", "<= 1 "],

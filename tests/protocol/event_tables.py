@@ -264,7 +264,7 @@ EVENTS = DecisionTable(
         ),
         DecisionRow(
             ("StopSeen",),
-            "rounds, last_round; none",
+            "last_round; none",
             "The control, or the roster with the last tokens, names the round.",
         ),
         DecisionRow(

@@ -121,12 +121,13 @@ class DealtRows:
 
         self._num_drawn = self._num_given = 0
         self._ahead, self._ahead_from = np.empty(0, np.int64), 0
-        """Turns of this rank from `_ahead_from` on, and no more than it can draw."""
+        """Row numbers of this rank, from its turn `_ahead_from` on."""
 
     def begin(self, data: DataSpec, settings: RunSettings) -> None:
         """Set the dataset, once it is known."""
         section = settings.data
         self.data = data
+        self.forget_ahead()
         if data.rows is not None:
             self._order = RunOrder(
                 rows=data.rows, seed=section.seed, is_shuffled=section.shuffle
@@ -160,10 +161,11 @@ class DealtRows:
         """Read the tape again: it has changed."""
         self._ahead = self._ahead[:0]
 
-    def take_turns(self, count: int) -> I64:
-        """Return the next turns, at least one and at most `count`; none at the end.
+    def take(self, count: int) -> I64:
+        """Return at least one row number and at most `count`; none at the end.
 
-        Waits for the run if the tape is at its end.
+        Those of a stream are numbers of its items. At the tape's end this waits for the
+        run.
         """
         while not (available := self._available()):
             if not self.refill():
@@ -175,16 +177,6 @@ class DealtRows:
         first = self._num_drawn - self._ahead_from
         self._num_drawn += count
         return self._ahead[first : first + count]
-
-    def take(self, count: int) -> I64:
-        """Return the row numbers of the next turns: see `take_turns`."""
-        return self.rows_at(self.take_turns(count))
-
-    def rows_at(self, turns: I64) -> I64:
-        """Return the row numbers of turns; of a stream, the numbers of its items."""
-        if self._order is None or not len(turns):
-            return turns
-        return self._order.rows_at(turns)
 
     def give(self, count: int) -> None:
         """Note that the loop has got the next `count` rows that were taken."""
@@ -198,7 +190,9 @@ class DealtRows:
         start = self.drawn
         intervals = self.tape.between(start, start + count * self._parts)
         turns = [np.arange(first, last, dtype=np.int64) for first, last in intervals]
-        self._ahead = np.concatenate(turns)[self._part :: self._parts]
+        own_turns = np.concatenate(turns)[self._part :: self._parts]
+        order = self._order
+        self._ahead = own_turns if order is None else order.rows_at(own_turns)
         self._ahead_from = self._num_drawn
 
 

@@ -327,14 +327,6 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class LastRounds:
-    """The end of an asynchronous run is decided; without rounds it is not."""
-
-    rounds: tuple[int, ...]
-    """The last round of each fragment."""
-
-
-@dataclass(frozen=True)
 class RowsDealt:
     """A claim of an island has got these turns, wherever they were."""
 
@@ -354,7 +346,6 @@ Change = (
     Member
     | Leave
     | Epoch
-    | LastRounds
     | PauseRequested
     | Move
     | MoveCancelled

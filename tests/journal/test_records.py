@@ -21,6 +21,7 @@ from atoll.journal import (
     CreatedRecord,
     DataRecord,
     EndedRecord,
+    EndSetRecord,
     EpochRecord,
     FoundedRecord,
     JoinedRecord,
@@ -90,6 +91,8 @@ RECORDS: list[Record] = [
     DataRecord(rows=10**9, fingerprint="c0ffee"),
     ClaimRecord(island="é", number=7, packed=Spans([(0, 1024), (2048, 4096)]).pack()),
     ReleasedRecord(island="é"),
+    EndSetRecord(rounds=(5, 4)),
+    EndSetRecord(),
     EndedRecord(reason="end_rounds"),
 ]
 EACH = pytest.mark.parametrize("record", RECORDS, ids=lambda r: type(r).__name__)

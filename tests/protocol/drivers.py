@@ -146,6 +146,7 @@ def next_phase(
         candidates=frozenset(live),
         staged=staged,
         roster=Roster(()) if phase == "closing" else None,
+        last_since_s=OPENED_LONG_AGO_S if last == "yes" else None,
     )
     first = {
         "all": member("a"),

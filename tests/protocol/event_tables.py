@@ -264,7 +264,7 @@ EVENTS = DecisionTable(
         ),
         DecisionRow(
             ("StopSeen",),
-            "last_round; none",
+            "rounds, last_round; none",
             "The control, or the roster with the last tokens, names the round.",
         ),
         DecisionRow(

@@ -15,6 +15,7 @@ from atoll.exchange import Frame
 from atoll.journal import (
     ClaimRecord,
     DataRecord,
+    EndSetRecord,
     EpochRecord,
     JoinedRecord,
     Journal,
@@ -29,6 +30,7 @@ from atoll.protocol.coordinator_state import CoordinatorState, CountedUpdates, M
 from atoll.protocol.events import (
     Change,
     Epoch,
+    LastRounds,
     Leave,
     MoveCancelled,
     PauseRequested,
@@ -37,7 +39,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.membership import LEASE_S, Member, Members
 from atoll.protocol.messages import CountedWork
-from atoll.protocol.operators import end_by_tokens, end_of
+from atoll.protocol.operators import end_of
 from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState, Layout, lay_out, terms_of
@@ -79,18 +81,16 @@ def restore(journal: Journal, *, now_s: float) -> RestoredRun:
         windows=recorded.windows,
         ledger=recorded.ledger,
         last_round=last_round,
+        last_rounds=recorded.last_rounds,
         is_paused=recorded.is_paused,
         move=_move(recorded),
     )
     headers = {key: frame.header for key, frame in spool.items()}
-    # The rounds determine the last round, and the last round their phases.
-    for _ in range(2):
-        rounds = tuple(
-            _round(recorded, state, layout, index, headers, now_s)
-            for index in range(len(weights))
-        )
-        state = end_by_tokens(replace(state, rounds=rounds))
-    return RestoredRun(state, layout, weights, spool)
+    rounds = tuple(
+        _round(recorded, state, layout, index, headers, now_s)
+        for index in range(len(weights))
+    )
+    return RestoredRun(replace(state, rounds=rounds), layout, weights, spool)
 
 
 def _settings(recorded: RecordedRun) -> tuple[RunSettings, int | None]:
@@ -164,7 +164,8 @@ def _round(
 ) -> Round:
     fragment = recorded.fragments[index]
     number = fragment.round + 1
-    is_last = state.last_round is not None and fragment.round >= state.last_round
+    last = state.last_of(index)
+    is_over = last is not None and number > last
     has_started = any(other.round for other in recorded.fragments)
     phase = Phase.OPEN if has_started else Phase.WAITING
     is_async = state.settings.sync.is_async
@@ -176,7 +177,7 @@ def _round(
     return Round(
         fragment=index,
         number=number,
-        phase=Phase.ENDED if is_last else phase,
+        phase=Phase.ENDED if is_over else phase,
         base=fragment.digest,
         bases=tuple(fragment.digests.values())[-KNOWN_BASES:],
         outer=terms_of(layout[index], state.settings).outer,
@@ -185,6 +186,7 @@ def _round(
         staged=staged,
         ahead=ahead,
         is_async=is_async,
+        last_since_s=now_s if number == last else None,
         lost_through=fragment.lost_through,
     )
 
@@ -232,6 +234,8 @@ def record_of(
             return LeftRecord(island=island, incarnation=incarnation, reason=reason)
         case Epoch(number, values):
             return EpochRecord(number=number, values=values)
+        case LastRounds(rounds):
+            return EndSetRecord(rounds=rounds)
         case PauseRequested(is_paused):
             return PauseRecord(is_paused=is_paused)
         case Move(target=target, nonce=nonce, is_over=is_over):

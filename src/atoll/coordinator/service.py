@@ -177,8 +177,13 @@ class Service:
             self.commit(pending, now_s)
         if self.defer is None:
             self.compact()
-        self._advance(events.Tick(), now_s)
-        retry_s = now_s + RETRY_S if self._committer.is_behind else float("inf")
+        is_behind = self._committer.is_behind
+        try:
+            self._advance(events.Tick(), now_s)
+        except DiskError as exc:  # the end of the run could not be recorded
+            self.failing(str(exc))
+            is_behind = True
+        retry_s = now_s + RETRY_S if is_behind else float("inf")
         return min(wakes_at(self.state, now_s), retry_s)
 
     def compact(self) -> None:
@@ -492,7 +497,7 @@ class Service:
                 call.fragment, call.round, has_body=call.has_body
             )
             return self.receipts.with_receipts(agreed, self.state.position(now_s))
-        self.state.require_opens(call.round)
+        self.state.require_opens(call.round, fragment=call.fragment)
         return None
 
     def settled_round(self, fragment: int) -> int:

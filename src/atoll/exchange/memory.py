@@ -159,12 +159,16 @@ class MemoryRun:
             self._state.round(fragment)
             outcomes = self._fragments[fragment].outcomes
             self._changed.wait_for(
-                lambda: round in outcomes or self._state.never_opens(round), wait_s
+                lambda: (
+                    round in outcomes
+                    or self._state.never_opens(round, fragment=fragment)
+                ),
+                wait_s,
             )
             if round in outcomes:
                 self._apply_beats()
                 return Outcome(outcomes[round], self._position)
-            self._state.require_opens(round)
+            self._state.require_opens(round, fragment=fragment)
             return None
 
     def state(self, fragment: int) -> Frame:

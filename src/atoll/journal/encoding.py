@@ -360,6 +360,10 @@ LAYOUT: dict[int, tuple[type[records.Record], dict[str, RecordField]]] = {
     17: (records.DataRecord, {"rows": U64, "fingerprint": TEXT}),
     18: (records.ClaimRecord, {"island": TEXT, "number": U64, "packed": LONG}),
     19: (records.ReleasedRecord, {"island": TEXT}),
+    20: (
+        records.EndSetRecord,
+        {"rounds": _several(U64, max_items=records.MAX_FRAGMENTS)},
+    ),
 }
 _NUMBER_OF = {kind: number for number, (kind, _) in LAYOUT.items()}
 

@@ -84,6 +84,7 @@ Note = (
     | records.DataRecord
     | records.ClaimRecord
     | records.ReleasedRecord
+    | records.EndSetRecord
     | records.EndedRecord
 )
 """A record that stands for itself: no file of the journal's own goes with it."""

@@ -416,6 +416,22 @@ class ReleasedRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EndSetRecord:
+    """The end of an asynchronous run is decided; without rounds it is not."""
+
+    rounds: tuple[int, ...] = ()
+    """The last round of each fragment."""
+
+    def __post_init__(self) -> None:
+        if len(self.rounds) > MAX_FRAGMENTS:
+            raise UsageError(
+                f"{len(self.rounds)} last rounds must be at most {MAX_FRAGMENTS}."
+            )
+        for round in self.rounds:
+            _require(_number(round, "round"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndedRecord:
     """The run is over."""
 
@@ -444,6 +460,7 @@ Record = (
     | DataRecord
     | ClaimRecord
     | ReleasedRecord
+    | EndSetRecord
     | EndedRecord
 )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import ge
 from typing import NamedTuple
 
 from atoll.data import DataSpec, RowLedger
@@ -130,6 +131,9 @@ class RecordedRun:
         self.listed: dict[tuple[int, str], ListedUpdate] = {}
         """By fragment and island; empty in a synchronous run."""
 
+        self.last_rounds: tuple[int, ...] | None = None
+        """Of each fragment, once the end of an asynchronous run is decided."""
+
         self.ended: records.EndedRecord | None = None
 
     @property
@@ -184,6 +188,8 @@ class RecordedRun:
                 records.DataRecord() | records.ClaimRecord() | records.ReleasedRecord()
             ):
                 self._with_rows(record)
+            case records.EndSetRecord(rounds=rounds):
+                self._require_end(rounds)
             case records.EndedRecord() if self.ended is not None:
                 raise UsageError(f"The run has ended already: {self.ended.reason!r}.")
 
@@ -227,6 +233,8 @@ class RecordedRun:
                 self._commit(record, position)
             case records.RecoveredRecord():
                 self._recover(record, position)
+            case records.EndSetRecord(rounds=rounds):
+                self.last_rounds = rounds or None
             case records.EndedRecord():
                 self.ended = record
             case (
@@ -309,6 +317,16 @@ class RecordedRun:
             raise UsageError(
                 f"Round {round} of fragment {fragment} is not over: round "
                 f"{recorded.round} is the last."
+            )
+
+    def _require_end(self, rounds: tuple[int, ...]) -> None:
+        """Return if these can be the last rounds of the fragments."""
+        committed = [recorded.round for recorded in self.fragments]
+        is_right = len(rounds) == len(committed) and all(map(ge, rounds, committed))
+        if not self.is_async or (rounds and not is_right):
+            raise UsageError(
+                f"The last rounds {list(rounds)} are not those of an asynchronous run "
+                f"that has committed the rounds {committed}."
             )
 
     def _require_passed(self, record: records.PassedRecord) -> None:

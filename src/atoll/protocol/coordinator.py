@@ -50,8 +50,16 @@ def advance(
     if not isinstance(event, events.Committed):  # a commit makes nothing else durable
         state, changes = rows.settle(state, now_s)
         actions = actions + changes
+    endings: list[events.Action] = []
+    if isinstance(event, _DECIDING):
+        state, endings = operators.decide_end(state, now_s, is_restored=True)
     state, closings = _settle(state, now_s)
-    return state, actions + closings
+    return state, actions + endings + closings
+
+
+_DECIDING = (events.Tick, events.HeartbeatReceived, events.UpdateStored)
+"""Events that find out that a run is to end, if no earlier event could make that
+durable: after a restart, a recovery, or the founding of a run of one round."""
 
 
 def _comes_along(event: events.Event) -> bool:
@@ -65,7 +73,8 @@ def wakes_at(state: CoordinatorState, now_s: float) -> float:
     moments = [
         moment_s
         for round in state.rounds
-        if round.phase is Phase.OPEN and len(round.staged) >= state.settings.run.quorum
+        if round.phase is Phase.OPEN
+        and len(round.staged) >= (1 if round.is_last else settings.run.quorum)
         for island in round.missing(state.members, now_s)
         for moment_s in (
             round.late_at_s(island, state.members, settings),
@@ -286,17 +295,17 @@ def _commit(
     state = state.with_counted(
         event.roster, fragment=event.fragment, round=closing.number
     )
-    state = operators.end_by_tokens(state)
     opened = closing.commit(
         base=event.digest,
         roster=event.roster,
         outer=event.outer,
         candidates=join_leave.candidates(state, now_s),
         now_s=now_s,
-        last_round=state.last_round,
+        last_round=state.last_of(event.fragment),
         window_of=window_of,
     )
-    return operators.bounded(state.with_round(opened), now_s), []
+    state = operators.bounded(state.with_round(opened), now_s)
+    return operators.decide_end(state, now_s)
 
 
 def _recover(
@@ -312,9 +321,9 @@ def _recover(
         outer=event.outer,
         candidates=join_leave.candidates(state, now_s),
         now_s=now_s,
-        last_round=state.last_round,
+        last_round=state.last_of(event.fragment),
     )
-    state = state.with_round(opened)
+    state = operators.bounded(state.with_round(opened), now_s)
     return state, [events.Respond(state.position(now_s))]
 
 

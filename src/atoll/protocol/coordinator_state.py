@@ -231,6 +231,12 @@ class CoordinatorState:
     """Of a run that deals out rows, once it has weights."""
 
     last_round: int | None = None
+    """In an asynchronous run the fragments end once each has committed all rounds
+    before this one."""
+
+    last_rounds: tuple[int, ...] | None = None
+    """Of each fragment, once the end of an asynchronous run is decided."""
+
     is_paused: bool = False
     """By an operator: nothing closes."""
 
@@ -368,9 +374,18 @@ class CoordinatorState:
         require_own(header, run=self.run, num_fragments=len(self.rounds))
         return self.rounds[header.fragment]
 
-    def never_opens(self, round: int) -> bool:
-        """Return whether a round is beyond the last one."""
-        return self.last_round is not None and round > self.last_round
+    def last_of(self, fragment: int) -> int | None:
+        """Return the last round of a fragment, if it is decided."""
+        if self.last_rounds is not None:
+            return self.last_rounds[fragment]
+        if self.settings.sync.mode == "async" and self.last_round:
+            return None
+        return self.last_round
+
+    def never_opens(self, round: int, *, fragment: int) -> bool:
+        """Return whether a round of a fragment is beyond its last one."""
+        last = self.last_of(fragment)
+        return last is not None and round > last
 
     def require_here(self) -> None:
         """Return unless the run has moved.
@@ -385,14 +400,14 @@ class CoordinatorState:
                 target=self.move.target,
             )
 
-    def require_opens(self, round: int) -> None:
-        """Return unless a round is beyond the last one.
+    def require_opens(self, round: int, *, fragment: int) -> None:
+        """Return unless a round of a fragment is beyond its last one.
 
         Raises:
             RunEnded: it is.
         """
-        if self.never_opens(round):
-            raise run_ended(round, self.last_round)
+        if self.never_opens(round, fragment=fragment):
+            raise run_ended(round, self.last_of(fragment))
 
     @property
     def has_started(self) -> bool:
@@ -411,10 +426,12 @@ class CoordinatorState:
     def position(self, now_s: float, *, island: str | None = None) -> Position:
         """Return the run's position by its live islands, with its requests to one."""
         step = self.members.look(now_s).median_step
+        is_async = self.settings.sync.mode == "async"
         return Position(
             step=step if self.has_started else 0,
             rounds=tuple([round.number for round in self.rounds]),
-            last_round=self.last_round,
+            last_round=None if is_async and self.last_round else self.last_round,
+            last_rounds=self.last_rounds,
             tokens=self.counted.tokens,
             wanted=self.wanted(island, now_s) if island else (),
             lost=self.asked_of(island, now_s) if island else (),

@@ -327,6 +327,14 @@ class Epoch:
 
 
 @dataclass(frozen=True)
+class LastRounds:
+    """The end of an asynchronous run is decided; without rounds it is not."""
+
+    rounds: tuple[int, ...]
+    """The last round of each fragment."""
+
+
+@dataclass(frozen=True)
 class RowsDealt:
     """A claim of an island has got these turns, wherever they were."""
 
@@ -346,6 +354,7 @@ Change = (
     Member
     | Leave
     | Epoch
+    | LastRounds
     | PauseRequested
     | Move
     | MoveCancelled

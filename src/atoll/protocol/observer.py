@@ -30,7 +30,8 @@ def settle(state: CoordinatorState, now_s: float) -> CoordinatorState:
     """Return the state with its last round moved by rule 4, and no round beyond it."""
     last = state.last_round
     closed = max((round.number - 1 for round in state.rounds), default=0)
-    if last is not None and last < closed:
+    is_async = state.settings.sync.is_async
+    if last is not None and last < closed and not is_async:
         state = changed(state, last_round=closed)
     return bounded(state, now_s)
 
@@ -140,7 +141,7 @@ def close(
         outer=event.outer,
         candidates=state.members.joined_before(round.number + 1, event.fragment, now_s),
         now_s=now_s,
-        last_round=state.last_round,
+        last_round=state.last_of(event.fragment),
         window_of=window_of,
     )
     bases = (*round.bases, event.base)[-KNOWN_BASES:]

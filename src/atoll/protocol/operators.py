@@ -2,6 +2,9 @@
 
 A run ends with a last round: by its settings, by the tokens that counted, or because an
 operator stops it; the lowest of them is the last. Rounds beyond it end without opening.
+The end by tokens is decided once, and is an epoch, as that of an operator is. The
+fragments of an asynchronous run end with a round each, because they do not keep step:
+when the run is to end, the open round of each fragment becomes its last.
 
 A run that moves to another place:
 Rule 1: from `MoveRequested` on no island joins, publishes or leaves; the answer to
@@ -35,23 +38,52 @@ NO_ROUND = 0
 the epoch that does has no other value."""
 
 
-def end_by_tokens(state: CoordinatorState) -> CoordinatorState:
-    """Return the state with a last round, if `end_tokens` have been counted.
+def decide_end(
+    state: CoordinatorState, now_s: float, *, is_restored: bool = False
+) -> events.Result:
+    """Make the end durable, once the run has counted or committed enough.
 
-    A last round by `end_rounds` or by an operator stays, if it is not later.
+    After a restart updates may be lost that were staged for the open rounds: with
+    `is_restored` these are the last.
     """
-    last, by_tokens = state.last_round, last_by_tokens(state)
-    if by_tokens is None or (last is not None and last <= by_tokens):
-        return state
-    return changed(state, last_round=by_tokens)
+    if not state.rounds or state.is_observed or is_end_near(state):
+        return state, []
+    if state.settings.sync.is_async:
+        open_round = min(round.number for round in state.rounds)
+        is_over = state.last_round is not None and open_round >= state.last_round
+        return _end_each(state, now_s) if is_over or _has_tokens(state) else (state, [])
+    if not _has_tokens(state):
+        return state, []
+    last = _open_through(state) if is_restored else _furthest(state)
+    values = {END_ROUNDS: last}
+    epoch = events.Epoch(state.epoch + 1, values)
+    settings = state.settings.with_values(values)
+    state = changed(state, settings=settings, epoch=epoch.number, last_round=last)
+    return bounded(state, now_s), [events.Persist(epoch)]
 
 
 def last_by_tokens(state: CoordinatorState) -> int | None:
-    """Return the round with which `end_tokens` ends the run; None before that."""
-    limit = state.settings.run.end_tokens
-    if limit is None or not state.rounds or state.counted.tokens < limit:
+    """Return the round with which `end_tokens` ends a run earlier; None: with none."""
+    if not state.rounds or not _has_tokens(state):
         return None
-    return _furthest(state)
+    last = _furthest(state)
+    return last if state.last_round is None or last < state.last_round else None
+
+
+def is_end_near(state: CoordinatorState) -> bool:
+    """Return whether the last rounds are open or over: none before them is the last."""
+    if state.last_rounds is not None:
+        return True
+    if state.last_round is None:
+        return False
+    if state.settings.sync.is_async:
+        return state.last_round == NO_ROUND
+    return state.last_round <= _open_through(state)
+
+
+def _has_tokens(state: CoordinatorState) -> bool:
+    limit = state.settings.run.end_tokens
+    return limit is not None and state.counted.tokens >= limit
 
 
 def _furthest(state: CoordinatorState) -> int:
@@ -60,6 +92,30 @@ def _furthest(state: CoordinatorState) -> int:
         round.number + 1 if round.ahead else round.number - (not round.staged)
         for round in state.rounds
     )
+
+
+def _open_through(state: CoordinatorState) -> int:
+    """Return the highest round that any island can have published for."""
+    numbers = [round.number + bool(round.ahead) for round in state.rounds]
+    return max(numbers, default=NO_ROUND)
+
+
+def _end_each(state: CoordinatorState, now_s: float) -> events.Result:
+    """Make the open round of each fragment its last; of one that closes, the next.
+
+    If no island is live, none will publish for a round without updates.
+    """
+    has_live = bool(state.members.live(now_s))
+    last_rounds = tuple(
+        round.number + (round.phase is Phase.CLOSING or bool(round.ahead))
+        if has_live or round.staged
+        else round.number - 1
+        for round in state.rounds
+    )
+    if state.last_rounds is not None:
+        last_rounds = tuple(map(min, last_rounds, state.last_rounds))
+    state = changed(state, last_rounds=last_rounds)
+    return bounded(state, now_s), [events.Persist(events.LastRounds(last_rounds))]
 
 
 def set_values(
@@ -74,19 +130,52 @@ def set_values(
         )
     settings = state.settings.with_values(event.values)
     epoch = events.Epoch(state.epoch + 1, event.values)
-    last = state.last_round
+    last, last_rounds = state.last_round, state.last_rounds
+    actions: list[events.Action] = [events.Persist(epoch)]
     if END_ROUNDS in event.values:
         last = settings.run.end_rounds
         _require_not_passed(state, last)
-    elif END_TOKENS in event.values and last != NO_ROUND:
-        last = settings.run.end_rounds  # the tokens are compared again below
+        if last_rounds is not None:
+            last_rounds = None
+            actions.append(events.Persist(events.LastRounds(())))
+    elif END_TOKENS in event.values:
+        _require_end_ahead(state, settings)
     if DECAY_ROUND in event.values:
         _require_ahead(state, settings, last)
-    state = changed(state, settings=settings, epoch=epoch.number, last_round=last)
-    return bounded(end_by_tokens(state), now_s), [events.Persist(epoch)]
+    state = changed(
+        state,
+        settings=settings,
+        epoch=epoch.number,
+        last_round=last,
+        last_rounds=last_rounds,
+    )
+    state, endings = decide_end(bounded(state, now_s), now_s)
+    return state, [*actions, *endings]
+
+
+def _require_end_ahead(state: CoordinatorState, settings: RunSettings) -> None:
+    """Return unless the end is decided, and the limit of tokens would be another."""
+    limit = settings.run.end_tokens
+    if not is_end_near(state) or (limit and limit <= state.counted.tokens):
+        return
+    last = max(state.last_rounds or (state.last_round or NO_ROUND,))
+    value = "none" if limit is None else limit
+    raise UsageError(
+        f"run.end_tokens={value} has no effect: the end of the run is decided, and "
+        f"round {last} is the last. To continue: "
+        f"set run.end_tokens={value} run.end_rounds=none."
+    )
 
 
 def _require_not_passed(state: CoordinatorState, last: int | None) -> None:
+    if state.rounds and state.settings.sync.is_async:
+        first = min(round.number for round in state.rounds)
+        if last is not None and last < first:
+            raise UsageError(
+                f"run.end_rounds={last} is over: every fragment has committed round "
+                f"{first - 1}. Give {first} or more."
+            )
+        return
     furthest = _furthest(state) if state.rounds else 0
     if last is not None and last < furthest:
         raise UsageError(
@@ -122,11 +211,14 @@ def _require_ahead(
 
 def bounded(state: CoordinatorState, now_s: float) -> CoordinatorState:
     """Return the state with no round open beyond the last, and none ended before it."""
-    last = state.last_round
     has_begun = any(round.number > 1 or round.staged for round in state.rounds)
     rounds = []
     for round in state.rounds:
+        last = state.last_of(round.fragment)
         is_over = last is not None and round.number > last
+        if round.is_last != (round.number == last):
+            since_s = None if round.is_last else now_s
+            round = changed(round, last_since_s=since_s)
         if is_over and round.phase in (Phase.WAITING, Phase.OPEN):
             round = changed(round, phase=Phase.ENDED)
         elif round.phase is Phase.ENDED and not is_over:
@@ -141,9 +233,13 @@ def stop(
     state: CoordinatorState, event: events.StopRequested, now_s: float
 ) -> events.Result:
     """End with the open rounds; a new epoch makes them the last."""
+    if state.settings.sync.is_async and _is_stoppable(state, now_s):
+        state, actions = _end_each(state, now_s)
+        return state, [*actions, events.Respond(state.position(now_s))]
+    if state.last_rounds is not None:
+        return state, [events.Respond(state.position(now_s))]
     last = _furthest(state) if state.rounds else NO_ROUND
     values = {END_ROUNDS: last}
-    actions: list[events.Action]
     if last == NO_ROUND:
         epoch = events.Epoch(state.epoch + 1, values)
         state, actions = changed(state, epoch=epoch.number), [events.Persist(epoch)]
@@ -151,6 +247,20 @@ def stop(
         state, actions = set_values(state, events.SettingsChanged(values), now_s)
     state = bounded(changed(state, last_round=last), now_s)
     return state, [*actions, events.Respond(state.position(now_s))]
+
+
+def _is_stoppable(state: CoordinatorState, now_s: float) -> bool:
+    """Return whether an asynchronous run has rounds that can be its last.
+
+    Once they are decided a repeated stop ends those that no live island is left for.
+    """
+    if not state.rounds or state.last_round == NO_ROUND:
+        return False
+    has_live = bool(state.members.live(now_s))
+    if state.last_rounds is not None:
+        return not has_live
+    has_updates = any(round.number > 1 or round.staged for round in state.rounds)
+    return has_updates or (state.has_started and has_live)
 
 
 def end_of(

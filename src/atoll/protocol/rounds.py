@@ -8,13 +8,15 @@ Rule 4: a departing update may be staged for the round after the open one.
 Rule 5: `judge_updates` decides which staged updates count; its answer is the same for
         every exchange.
 
-An asynchronous run has three more rules:
+An asynchronous run has four more rules:
 Rule 6: an update stands until a roster lists it. It counts in a later round than the
         one that it was sealed for, which is its label; the difference is its age.
 Rule 7: a round waits at most `grace_s` from its first update, and then takes the
         updates that have arrived; no island is late.
 Rule 8: an update that arrives while its fragment is closing is staged for the next
         round, and so is one that departs while another of its island stands.
+Rule 9: the last round of a fragment waits for every live island, as the last round of a
+        synchronous run does.
 """
 
 from __future__ import annotations
@@ -153,6 +155,9 @@ class Round:
     is_async: bool = False
     """Whether updates of earlier rounds may be staged."""
 
+    last_since_s: float | None = None
+    """When this became its fragment's last round; None: it is not."""
+
     lost_through: int = 0
     """The last round of an asynchronous run whose roster is lost: an update with this
     label or a lower one may have counted there, so it is not staged again."""
@@ -167,6 +172,8 @@ class Round:
         Raises:
             Refused: another update stands for this island, or its round cannot be open.
         """
+        if self._never_counts(header, listed):
+            return Reception.COMMITTED
         answer = RECEPTION[
             self._which_round(header, listed),
             self.phase,
@@ -196,6 +203,16 @@ class Round:
         if distance <= 0 or (is_next and self.phase is Phase.CLOSING):
             return "not listed yet"
         return _WHICH_ROUND[min(distance, 2)]
+
+    def _never_counts(self, header: Header, listed: ListedUpdate | None) -> bool:
+        """Return whether an asynchronous update is for a round after the last.
+
+        It would be staged beside the last one, which is frozen or has another update
+        of its island.
+        """
+        if not (self.is_async and self.is_last) or not self._goes_ahead(header):
+            return False
+        return self._standing(header) == "nothing" and self.stands(header, listed)
 
     def stands(self, header: Header, listed: ListedUpdate | None) -> bool:
         """Return whether no roster lists an update, in an asynchronous run."""
@@ -253,12 +270,19 @@ class Round:
 
     def missing(self, members: Members, now_s: float) -> frozenset[str]:
         """Return the candidates that have not published and are live, or will be."""
-        live = self.candidates & members.live(now_s)
         if self.is_async:  # no island resumes exactly there
-            return live - self.staged.keys()
+            live = members.live(now_s)
+            waits_for = live if self.is_last else live & self.candidates
+            return waits_for - self.staged.keys()
+        live = self.candidates & members.live(now_s)
         absent = self.candidates - live - self.staged.keys()
         returning = {name for name in absent if members.known[name].is_expected}
         return (live | returning) - self.staged.keys()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no round of the fragment opens after this one."""
+        return self.last_since_s is not None
 
     @property
     def waits_from_s(self) -> float:
@@ -273,6 +297,9 @@ class Round:
 
     def late_at_s(self, island: str, members: Members, settings: RunSettings) -> float:
         """Return when an island that has not published is late, by these settings."""
+        if self.is_async and self.last_since_s is not None:
+            since_s = max(self.waits_from_s, self.last_since_s)
+            return since_s + settings.limits.deadline_max_s
         if self.is_async:
             return self.waits_from_s + self.grace_s(members, settings)
         latest_s = self.waits_from_s + settings.limits.deadline_max_s
@@ -300,10 +327,17 @@ class Round:
         return settings.sync.overlap_steps * fastest_s / 2
 
     def can_close(self, members: Members, settings: RunSettings, now_s: float) -> bool:
-        """Return whether no island is worth waiting for, and a quorum has published."""
-        if self.phase is not Phase.OPEN or len(self.staged) < settings.run.quorum:
+        """Return whether no island is worth waiting for, and a quorum has published.
+
+        The quorum of a last round is not needed when no live island is missing: there
+        is none that could still publish.
+        """
+        if self.phase is not Phase.OPEN or not self.staged:
             return False
-        for island in self.missing(members, now_s):
+        missing = self.missing(members, now_s)
+        if len(self.staged) < settings.run.quorum and (missing or not self.is_last):
+            return False
+        for island in missing:
             if now_s < self.late_at_s(island, members, settings):
                 return False
         return True

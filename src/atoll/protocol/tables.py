@@ -110,6 +110,11 @@ TRANSITIONS = DecisionTable(
             "The early islands have published: the round opens and closes immediately.",
         ),
         DecisionRow(
+            ("waiting", ANY, "yes", "no", "no", "none", "all", "yes"),
+            "closing",
+            "The last round: no island is left that could make up the quorum.",
+        ),
+        DecisionRow(
             ("waiting", ANY, "yes", ANY, ANY, ANY, ANY, ANY),
             "open",
             "Deadlines count from this moment, for the islands that are live now.",
@@ -118,6 +123,11 @@ TRANSITIONS = DecisionTable(
             ("open", ANY, ANY, "no", "yes", "none or late", "all", ANY),
             "closing",
             "There is no island worth waiting for. The staged set is frozen.",
+        ),
+        DecisionRow(
+            ("open", ANY, ANY, "no", "no", "none", "all", "yes"),
+            "closing",
+            "The last round: no island is left that could make up the quorum.",
         ),
         DecisionRow(
             ("open", ANY, ANY, ANY, ANY, ANY, "some not heard or rounds lost", ANY),

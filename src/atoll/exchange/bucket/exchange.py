@@ -177,7 +177,7 @@ class StoreExchange:
             self._wait(fragment, wait_s)
         if not self._is_over(fragment, round):
             self._reader.require_here()
-            self._reader.view.state.require_opens(round)
+            self._reader.view.state.require_opens(round, fragment=fragment)
             return None
         agreed = self._outcomes.frame(fragment, round)
         self._outcomes.own_updates.pop((fragment, round), None)

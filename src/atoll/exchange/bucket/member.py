@@ -350,7 +350,7 @@ class LateUpdates:
         """Return updates that the last rounds may have missed, new to `republish`."""
         view = self._reader.view
         number = view.number(fragment)
-        if view.state.never_opens(number):
+        if view.state.never_opens(number, fragment=fragment):
             return []
         return [
             update

@@ -379,7 +379,7 @@ class MoveOut:
             self._late_updates.republish(fragment)
             round = self._view.state.rounds[fragment]
             is_abandoned = round.is_abandoned(self._view.state.members)
-            if self._view.state.never_opens(round.number) or not (
+            if self._view.state.never_opens(round.number, fragment=fragment) or not (
                 is_abandoned or self._reader.departed_ahead(fragment)
             ):
                 return

@@ -37,7 +37,7 @@ from atoll.protocol.coordinator_state import CoordinatorState, Move
 from atoll.protocol.membership import EVICTED, Member, max_schedule_step
 from atoll.protocol.messages import CountedWork
 from atoll.protocol.observer import UNKNOWN_BASE
-from atoll.protocol.operators import end_by_tokens
+from atoll.protocol.operators import last_by_tokens
 from atoll.protocol.rounds import Round
 from atoll.settings import EPOCH_KEYS, RunSettings
 from atoll.weights import Layout, Terms, lay_out, terms_of
@@ -134,7 +134,7 @@ class RunView:
         Raises:
             Refused: another update stands for this island, or its round cannot be open.
         """
-        if self.state.never_opens(header.round):
+        if self.state.never_opens(header.round, fragment=header.fragment):
             return Reception.COMMITTED
         round = self.state.round_of(header)
         return round.receive(header, its_island="in step")
@@ -305,9 +305,7 @@ class UpdateView:
 
     def ended_by_tokens(self) -> int | None:
         """Return the last round, if `end_tokens` make it earlier than it was."""
-        state = self._view.state
-        last = end_by_tokens(state).last_round
-        return None if last == state.last_round else last
+        return last_by_tokens(self._view.state)
 
     def roster_now(self, round: Round, now_s: float) -> Roster:
         """Return the roster of an open round if it closes now.

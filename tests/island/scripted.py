@@ -27,6 +27,9 @@ from atoll.weights import lay_out
 from atoll.wire import FrameKind, Header, with_body
 
 ISLAND = "i"
+BUFFER = 4
+"""Of an asynchronous run."""
+
 PASSED = {"passed": 1, "passed thrice": 3}
 """How many rounds go by after the one that counted an update."""
 
@@ -35,7 +38,8 @@ class ScriptedRun:
     """An `Exchange` that counts or misses each update as its script says.
 
     A missed round commits with the zeros of another island, like any round whose
-    deadline has passed; `passes` more rounds may then go by.
+    deadline has passed; `passes` more rounds may then go by. In an asynchronous run the
+    round after a missed one counts the update.
     """
 
     def __init__(self, settings: RunSettings, script: Iterator[str]) -> None:
@@ -43,6 +47,11 @@ class ScriptedRun:
         self.fragments: list[MemoryFragment] = []
         self.published: list[Frame] = []
         self.bases: set[bytes] = set()
+        self.asked: list[tuple[int, bool]] = []
+        """The rounds whose outcomes were requested, and whether with their bodies."""
+
+        self.states = 0
+        """Number of requests for a state."""
 
     def join(self, request: JoinRequest) -> JoinReply:
         self.fragments = [
@@ -69,22 +78,33 @@ class ScriptedRun:
             fragment.found(frame)
             return Reception.STAGED
         self.published.append(frame)
-        fate = next(self.script)
-        self._close(fragment, self._zeros(fragment) if fate == "missed" else frame)
+        fate, is_async = next(self.script), self.settings.sync.is_async
+        if fate == "missed":
+            self._close(fragment, self._zeros(fragment))
+        if is_async or fate != "missed":
+            self._close(fragment, frame)
         for _ in range(PASSED.get(fate, 0)):
             self._close(fragment, self._zeros(fragment))
-        return Reception.COMMITTED if fate == "missed" else Reception.STAGED
+        is_late = fate == "missed" and not is_async
+        return Reception.COMMITTED if is_late else Reception.STAGED
 
     def outcome(
         self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
     ) -> Outcome | None:
+        self.asked.append((round, has_body))
         return Outcome(self.fragments[fragment].outcomes[round], self._position())
 
     def state(self, fragment: int) -> Frame:
+        self.states += 1
         return self.fragments[fragment].state_frame()
 
     def leave(self, island: str, incarnation: int) -> None:
         pass
+
+    def pass_rounds(self, count: int, *, fragment: int = 0) -> None:
+        """Commit rounds with the zeros of another island."""
+        for _ in range(count):
+            self._close(self.fragments[fragment], self._zeros(self.fragments[fragment]))
 
     def _position(self) -> Position:
         rounds = tuple(
@@ -96,10 +116,10 @@ class ScriptedRun:
 
     def _close(self, fragment: MemoryFragment, frame: Frame) -> None:
         """Commit a round with one update."""
-        header = frame.header
+        header, round = frame.header, fragment.state.round + 1
         roster = judge_updates(
             [header],
-            round=header.round,
+            round=round,
             base=fragment.state.digest,
             known_bases=self.bases,
             norms={},
@@ -110,11 +130,12 @@ class ScriptedRun:
         self.bases.add(fragment.state.digest)
         close = CloseRound(
             fragment=fragment.index,
-            round=header.round,
+            round=round,
             roster=roster,
             staged=(header,),
             outer=fragment.terms.outer,
             epoch=0,
+            buffer=BUFFER if self.settings.sync.is_async else 0,
         )
         fragment.commit(close, {header.island: frame})
 

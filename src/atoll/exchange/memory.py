@@ -325,6 +325,7 @@ class MemoryFragment:
             epoch=close.epoch,
             base=self.state.digest,
             outer=close.outer,
+            buffer=close.buffer,
         )
         self.state.apply(header, body)
         if (gathered := weights.gather(header, self.terms, framed)) is not None:

@@ -398,7 +398,8 @@ class WorkLedger:
         self, slot: IslandFragment, sealed: UpdateInFlight, arrival: AppliedOutcome
     ) -> None:
         warnings.warn(
-            f"Round {sealed.round} refused fragment {slot.index} of island "
+            f"Round {sealed.listed or sealed.round} refused fragment "
+            f"{slot.index} of island "
             f"{self._island!r}: {arrival.reason}. "
             "Its weights are the anchor's again; the work since is lost.",
             AtollWarning,

@@ -34,7 +34,7 @@ def settings(**tables: dict[str, Any]) -> RunSettings:
 
 
 class FaultyRun(ScriptedRun):
-    """A scripted run with one fault: an outcome that is lost, or damaged, or the end."""
+    """A scripted run with one fault: a lost or a damaged outcome, or an early end."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ def test_a_lost_outcome_may_have_listed_the_update() -> None:
 
 
 def test_an_update_that_no_round_lists_ends_with_the_run() -> None:
-    """Rounds 1 to 3 were taken in search of it. The weights stand on the last anchor."""
+    """Rounds 1 to 3 were taken in search of it; the weights are on the last anchor."""
     run = FaultyRun(repeat("counted"), ends_after=3)
     host, view = island_at(run)
     train(host, view, EVERY + OVERLAP)

@@ -42,8 +42,10 @@ class ScriptedRun:
     round after a missed one counts the update.
     """
 
-    def __init__(self, settings: RunSettings, script: Iterator[str]) -> None:
-        self.settings, self.script = settings, script
+    def __init__(
+        self, settings: RunSettings, script: Iterator[str], *, others: float = 0.0
+    ) -> None:
+        self.settings, self.script, self.others = settings, script, others
         self.fragments: list[MemoryFragment] = []
         self.published: list[Frame] = []
         self.bases: set[bytes] = set()
@@ -142,7 +144,7 @@ class ScriptedRun:
     def _zeros(self, fragment: MemoryFragment) -> Frame:
         up, elements = fragment.terms.up, fragment.layout.elements
         body = np.empty(up.body_bytes(elements), np.uint8)
-        up.encode(np.zeros(elements, np.float32), body)
+        up.encode(np.full(elements, self.others, np.float32), body)
         header = Header(
             kind=FrameKind.UPDATE,
             run="run",

@@ -12,6 +12,7 @@ import numpy as np
 from atoll import RunSettings
 from atoll.island import Host
 from atoll.island.saved_state import Tree, from_tree, to_tree
+from atoll.protocol import ModelSpec, TensorSpec
 from atoll.simulate import FaultPlan
 from atoll.testing import (
     VectorView,
@@ -22,7 +23,9 @@ from atoll.testing import (
 )
 
 EVERY, BUFFER = 16, 4
+SEEN = TensorSpec(name="seen", shape=(5,), dtype="float32", role="buffer")
 MODEL = vector_model({"layers.0.w": (33,), "layers.1.w": (30,)})
+WITH_BUFFERS = ModelSpec((*MODEL.tensors, SEEN))
 DRIFT = 1 / 64
 """An inner step moves every weight by this."""
 
@@ -54,6 +57,14 @@ def drift(host: Host, view: VectorView, number: int) -> None:
     host.count_tokens(1)
 
 
+def learn(host: Host, view: VectorView, number: int) -> None:
+    """Move the weights towards a target of each island, with noise, on some tokens."""
+    rng = np.random.default_rng([host.tally.inner_steps, number])
+    for local in view.local:
+        local += rng.normal(size=len(local)).astype(np.float32) - local / 8
+    host.count_tokens(3 + number)
+
+
 @dataclass
 class Observed:
     """The states and rosters that the islands of a run have held."""
@@ -71,6 +82,8 @@ class Observed:
     """The last incarnation of each island."""
 
     resumed: list[Host] = field(default_factory=list)
+    weights: dict[str, bytes] = field(default_factory=dict)
+    """The live weights of each island at its end."""
 
     def look(self, host: Host) -> None:
         """Note the states of an island; two islands have the same after a round."""
@@ -99,6 +112,7 @@ def train(
     stops: Mapping[str, Stops] | None = None,
     save_every: int = 0,
     seed: int = 0,
+    model: ModelSpec = MODEL,
 ) -> tuple[VirtualRun, Observed]:
     """Train islands of these paces to the end of a run.
 
@@ -111,7 +125,7 @@ def train(
     def loop(island: VirtualIsland) -> str:
         view, number = VectorView(), int(island.name[1:])
         tree = checkpoints.get(island.name)
-        host = island.join(MODEL, view, saved=from_tree(tree) if tree else None)
+        host = island.join(model, view, saved=from_tree(tree) if tree else None)
         seen.hosts[island.name] = host
         seen.resumed += [host] if tree else []
         stop = (stops or {}).get(island.name)
@@ -128,6 +142,7 @@ def train(
                 break
         if not host.has_left:
             host.leave()
+        seen.weights[island.name] = b"".join(local.tobytes() for local in view.local)
         return host.digest
 
     result = virtual_run(loop, run, islands=len(paces_s), faults=faults, seed=seed)

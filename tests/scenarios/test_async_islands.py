@@ -8,39 +8,98 @@ import numpy as np
 import pytest
 
 from atoll.island import Host
+from atoll.protocol import ModelSpec
 from atoll.testing import FaultPlan, VectorView
 from tests.scenarios.async_runs import (
     BUFFER,
     DRIFT,
+    EVERY,
+    MODEL,
+    WITH_BUFFERS,
     Observed,
     Stops,
+    learn,
     settings,
     train,
 )
 
 ENDLESS: dict[str, dict[str, Any]] = {"run": {"end_rounds": None}}
 
-SYNCS: dict[str, dict[str, Any]] = {
-    "at once": {"overlap_steps": 0},
-    "in flight": {"overlap_steps": 4},
-    "fragments": {"num_fragments": 2, "overlap_steps": 3},
+ALL: dict[str, dict[str, Any]] = {
+    "run": {"start_islands": 3, "quorum": 3, "end_rounds": 6},
+    "outer": {"optimizer": "nesterov", "lr": 0.7},
+}
+FEATURES: dict[str, dict[str, dict[str, Any]]] = {
+    "at once": {"sync": {"overlap_steps": 0}},
+    "fragments in flight": {"sync": {"num_fragments": 2, "overlap_steps": 3}},
+    "error feedback": {"wire": {"up": "e3m0", "down": "int8"}},
+    "sparse": {
+        "wire": {"up": "topk-2bit", "down": "bf16"},
+        "outer": {"optimizer": "sgd", "lr": 1.0},
+    },
+    "gather": {"wire": {"up": "e3m0", "down": "gather"}},
+    "mix": {"sync": {"adopt": "mix", "keep_local": 0.25}},
+    "tokens": {"outer": {**ALL["outer"], "weight": "tokens"}},
+    "radial": {"outer": {**ALL["outer"], "merge": "radial"}},
+    "windows": {"sync": {"dynamic_local_updates": True}},
 }
 
 
-@pytest.mark.parametrize("sync", SYNCS.values(), ids=SYNCS)
-def test_equal_islands_train_as_in_a_synchronous_run(sync: dict[str, Any]) -> None:
-    """With a quorum of all and no buffer set, every state has the same bits."""
-    tables: dict[str, dict[str, Any]] = {
-        "run": {"start_islands": 3, "quorum": 3, "end_rounds": 6},
-        "sync": sync,
-        "outer": {"optimizer": "nesterov", "lr": 0.7},
-    }
-    _, waiting = train(settings(mode="sync", tables=tables), 1.0, 1.0, 1.0)
-    run = settings(tables={**tables, "async": {"buffer": None}})
-    _, free = train(run, 1.0, 1.0, 1.0)
+@pytest.mark.parametrize("model", [MODEL, WITH_BUFFERS], ids=["plain", "buffers"])
+@pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
+def test_equal_islands_train_as_in_a_synchronous_run(
+    feature: dict[str, dict[str, Any]], model: ModelSpec
+) -> None:
+    """With a quorum of all and no buffer set, states and weights have the same bits."""
+    (_, waiting), (_, free) = (
+        train(
+            settings(mode=mode, tables={**ALL, **feature, **tables}),
+            *(1.0, 1.0, 1.0),
+            step=learn,
+            model=model,
+        )
+        for mode, tables in (("sync", {}), ("async", {"async": {"buffer": None}}))
+    )
 
     assert len(waiting.digests) >= 6
-    assert waiting.digests.items() <= free.digests.items()
+    assert waiting.digests == free.digests
+    assert waiting.weights == free.weights
+
+
+@pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
+def test_islands_of_all_paces_hold_the_same_states(
+    feature: dict[str, dict[str, Any]],
+) -> None:
+    """After each round, and whichever of them dies; all see the end."""
+    run = {"start_islands": 3, "end_rounds": 20}
+    plan = FaultPlan().kill("coordinator", at_s=61.0, back_after_s=3.0)
+    result, seen = train(
+        settings(tables={**ALL, **feature, "run": run, "async": {"buffer": None}}),
+        *(1.0, 1.3, 4.1),
+        step=learn,
+        model=WITH_BUFFERS,
+        faults=plan.kill("i1", at_s=90.0, back_after_s=5.0),
+        save_every=1,
+    )
+
+    assert len(set(result.returned.values())) == 1
+    assert len(result.returned) == 3
+    for host in seen.hosts.values():
+        tally = host.tally
+        assert tally.carried == tally.dropped == tally.refused == 0
+        assert tally.counted > 0
+
+
+def test_a_slow_island_makes_fewer_inner_steps_in_a_window() -> None:
+    """By the rosters that list it; the fastest one makes all of them."""
+    tables: dict[str, dict[str, Any]] = {
+        "run": {"start_islands": 3},
+        "sync": {"dynamic_local_updates": True},
+    }
+    _, seen = train(settings(tables=tables), 1.0, 2.0, 4.0)
+
+    windows = [seen.hosts[f"i{number}"].stride.window for number in range(3)]
+    assert windows == [EVERY, EVERY // 2, EVERY // 4]
 
 
 def test_one_island_trains_as_in_a_synchronous_run() -> None:

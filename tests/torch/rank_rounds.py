@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from typing import Any
@@ -13,16 +15,25 @@ from torch.nn.parallel import DistributedDataParallel
 import atoll.torch
 from atoll import RunSettings
 from atoll.errors import LeaseLost
-from atoll.exchange import Exchange, MemoryRun
+from atoll.exchange import Exchange, Frame, MemoryRun, Outcome
 from atoll.island import Host
-from atoll.protocol import Heartbeat, JoinRequest, ModelSpec, Position
+from atoll.island.saved_state import SavedIsland, from_tree, to_tree
+from atoll.protocol import (
+    Heartbeat,
+    JoinReply,
+    JoinRequest,
+    ModelSpec,
+    Position,
+    Reception,
+)
 from atoll.torch import Island, Stage
 from atoll.torch.model import HostWeights, TorchModel, TorchView
-from atoll.torch.ranks.join import form
+from atoll.torch.ranks.join import RankHandle, form
 from atoll.torch.ranks.parallelism import rank_group_of
 from atoll.torch.ranks.sharded_memory import ShardedMemory
 from atoll.torch.ranks.view import RankConstants, RankView
-from tests.island.scripted import ScriptedRun
+from atoll.wire import FrameKind
+from tests.island.scripted import ISLAND, ScriptedRun
 from tests.island.windows import WindowRun
 from tests.torch.rank_loops import (
     Net,
@@ -135,6 +146,99 @@ def train_windows(
             optimizer.step()
             optimizer.zero_grad()
     return {"digest": island.digest, "run_steps": run_steps}
+
+
+class PassingRun(ScriptedRun):
+    """A run whose first round passes without the island's first update.
+
+    The update is lost with the incarnation that has published it.
+    """
+
+    def __init__(self, run: RunSettings) -> None:
+        super().__init__(run, cycle(["counted"]), others=0.25)
+        self.has_passed = threading.Event()
+        """Set when the island has taken the round, and looks for the next one."""
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        if not self.fragments:
+            return super().join(request)
+        return JoinReply(
+            run="run",
+            island=ISLAND,
+            incarnation=2,
+            slot=0,
+            settings=self.settings,
+            epoch=0,
+            position=self._position(),
+            is_founder=False,
+        )
+
+    def publish(self, frame: Frame) -> Reception:
+        is_state = frame.header.kind is FrameKind.STATE
+        if is_state or frame.header.incarnation > 1:
+            return super().publish(frame)
+        self.pass_rounds(1, fragment=frame.header.fragment)
+        return Reception.STAGED
+
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
+        if round in self.fragments[fragment].outcomes:
+            return super().outcome(fragment, round, wait_s=wait_s, has_body=has_body)
+        self.has_passed.set()
+        with self._never:
+            self._never.wait(wait_s)
+        return None
+
+    _never = threading.Condition()
+
+
+def handle_at(
+    exchange: Exchange, model: torch.nn.Module, saved: SavedIsland | None
+) -> Host | RankHandle:
+    """Join any exchange, by all ranks or alone, and resume from a checkpoint."""
+    team = rank_group_of(model)
+    if team is None:
+        torch_model = TorchModel.of(model)
+        request = JoinRequest(model=torch_model.spec, island=ISLAND)
+        return Host(exchange, TorchView(torch_model), request, saved=saved)
+
+    def enter(
+        view: RankView,
+        spec: ModelSpec,
+        memory: ShardedMemory,
+        constants: RankConstants,
+    ) -> Host:
+        request = JoinRequest(model=spec, island=ISLAND)
+        return Host(exchange, view, request, memory=memory, saved=saved)
+
+    return form(team, enter, saved=saved.fragments if saved else ())
+
+
+def rejoin_behind(rank: int, kind: str, run: RunSettings) -> str:
+    """Save while the anchor moves without the update in flight; die, and rejoin.
+
+    Return the digest of the run's state once the rejoined island has counted.
+    """
+    exchange = PassingRun(run)
+    saved: SavedIsland | None = None
+    for steps_made in (5, 4):
+        whole = net(0)
+        del whole.seen
+        model = wrapped(kind, whole, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = handle_at(exchange, model, saved)
+        for _ in range(steps_made):
+            make_steps(model, optimizer, kind, rank, 1)
+            handle.stepped()
+        if saved is not None:
+            handle.leave(depart=False, is_alone=False)
+            continue
+        assert rank or exchange.has_passed.wait(60.0)
+        with handle.saving(is_exact=False) as island:
+            saved = from_tree(copy.deepcopy(to_tree(island)))
+        handle.pause()
+    return "" if rank else exchange.fragments[0].state.digest.hex()
 
 
 class Losing:

@@ -49,6 +49,36 @@ def test_missed_rounds_are_carried_alike(script: str) -> None:
     assert alone["carried"] or "m" not in script
 
 
+ASYNC: dict[str, Any] = {
+    "wire": {"up": "e3m0", "down": "bf16"},
+    "sync": {"mode": "async", "sync_every": 4, "overlap_steps": 3},
+}
+
+
+@pytest.mark.parametrize("script", ["cm", "cp", "mmpc"])
+def test_asynchronous_updates_are_taken_alike(script: str) -> None:
+    """Rounds pass before and after those that list the updates: nothing is carried."""
+    run = settings(12, **ASYNC)
+    spread, (alone,) = run_groups(
+        Group(rank_rounds.live_through, ("fsdp", run, script), ranks=2),
+        Group(rank_rounds.live_through, ("alone", run, script)),
+    )
+    assert spread == [alone, alone]
+    assert alone["carried"] == 0
+    assert alone["counted"] >= 5
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_ranks_rejoin_with_an_update_that_the_anchor_has_passed(kind: str) -> None:
+    """Each rank gets its part of the update's values: the bits of one process."""
+    run = settings(12, **ASYNC)
+    (spread, _), (alone,) = run_groups(
+        Group(rank_rounds.rejoin_behind, (kind, run), ranks=2),
+        Group(rank_rounds.rejoin_behind, ("alone", run)),
+    )
+    assert spread == alone
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "pipeline"])
 def test_windows_that_change_are_alike_on_all_ranks(kind: str) -> None:
     """Ranks with shorter windows end on the bits of one process, in the same steps.

@@ -153,7 +153,7 @@ def test_an_island_that_is_far_behind_takes_the_state_and_reads_rosters(
 
 
 def test_an_outcome_without_a_body_is_not_needed() -> None:
-    """The run has dropped the first bodies: the state has what they brought."""
+    """The run has dropped the first bodies: the state contains their means."""
     run = ScriptedRun(settings(), iter(["passed thrice"]))
     host, anchor, local = after_one_window(run)
 
@@ -239,7 +239,7 @@ def test_a_name_that_is_spoken_for_waits_for_the_open_round_only() -> None:
 
 
 def test_a_heartbeat_of_a_waiting_island_has_the_round_that_it_waits_for() -> None:
-    """It is the round after the one that it holds, made anew with each heartbeat."""
+    """It is the round after the one that the island holds then."""
     run = ScriptedRun(settings(), iter(["passed"]))
     host, _, _ = after_one_window(run)
     worker = host._driver.worker

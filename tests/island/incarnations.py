@@ -42,7 +42,7 @@ class Incarnation:
         model = vector_model(SHAPES, dtype=dtype)
         request = JoinRequest(model=model, island=island)
         saved = from_tree(checkpoint.island) if checkpoint else None
-        view = _Filled(self.view, checkpoint if saved and saved.is_exact else None)
+        view = Filled(self.view, checkpoint if saved and saved.is_exact else None)
         self.host = Host(run, view, request, saved=saved)
         local = self.view.local
         momentum = checkpoint.momentum if checkpoint else map(np.zeros_like, local)
@@ -92,7 +92,7 @@ class Incarnation:
         return b"".join(part.tobytes() for part in parts)
 
 
-class _Filled:
+class Filled:
     """A view whose weights a checkpoint has filled before the join."""
 
     def __init__(self, view: VectorView, checkpoint: Checkpoint | None) -> None:

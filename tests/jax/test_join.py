@@ -22,6 +22,7 @@ from atoll.jax import Island, join
 from atoll.jax.island import OptimizerPart
 from atoll.jax.model import JaxModel, JaxView
 from atoll.protocol import JoinRequest
+from tests.island.scripted import BUFFER, ISLAND, ScriptedRun
 from tests.island.windows import WindowRun
 from tests.jax.islands import (
     Params,
@@ -79,6 +80,23 @@ def test_an_island_with_a_shorter_window_makes_fewer_inner_steps() -> None:
     assert north == south
     assert north[0] == [-7.0]
     assert north[2] == 2
+
+
+def test_an_asynchronous_island_takes_rounds_until_one_has_its_update() -> None:
+    """Round 1 passes before round 2 counts it; two inner steps were made meanwhile."""
+    sync = {"mode": "async", "sync_every": 4, "overlap_steps": 2}
+    exchange = ScriptedRun(settings_of(sync=sync, every=4), iter(["missed"]))
+    model = JaxModel.of(weights(0.0))
+    view = JaxView(model, weights(0.0))
+    host = Host(exchange, view, JoinRequest(model=model.spec, island=ISLAND))
+    island: Island[Params] = Island(
+        host, view, OptimizerPart(None, is_kept=False), on_end="flag"
+    )
+    params = train(island, steps=6)
+
+    assert island.round == 2
+    assert values(params) == [-4.0 / BUFFER - 2.0]
+    host.leave(depart=False)
 
 
 def test_a_run_in_a_bucket_is_joined_by_its_path(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from atoll import RunSettings
 from atoll.island import Host
-from atoll.island.saved_state import Tree, from_tree, to_tree
+from atoll.island.saved_state import from_tree, to_tree
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.simulate import FaultPlan
 from atoll.testing import (
@@ -21,6 +21,7 @@ from atoll.testing import (
     vector_model,
     virtual_run,
 )
+from tests.island.incarnations import Checkpoint, Filled
 
 EVERY, BUFFER = 16, 4
 SEEN = TensorSpec(name="seen", shape=(5,), dtype="float32", role="buffer")
@@ -111,21 +112,24 @@ def train(
     faults: FaultPlan | None = None,
     stops: Mapping[str, Stops] | None = None,
     save_every: int = 0,
+    is_exact: bool = False,
     seed: int = 0,
     model: ModelSpec = MODEL,
 ) -> tuple[VirtualRun, Observed]:
     """Train islands of these paces to the end of a run.
 
-    With `save_every` each island saves its work after that many inner steps, and an
-    incarnation after its death resumes from that.
+    With `save_every` each island saves its work after that many inner steps, or its
+    exact state, and an incarnation after its death resumes from that.
     """
     seen = Observed()
-    checkpoints: dict[str, Tree] = {}
+    checkpoints: dict[str, Checkpoint] = {}
 
     def loop(island: VirtualIsland) -> str:
         view, number = VectorView(), int(island.name[1:])
-        tree = checkpoints.get(island.name)
-        host = island.join(model, view, saved=from_tree(tree) if tree else None)
+        checkpoint = checkpoints.get(island.name)
+        tree = checkpoint.island if checkpoint else None
+        filled = Filled(view, checkpoint if is_exact else None)
+        host = island.join(model, filled, saved=from_tree(tree) if tree else None)
         seen.hosts[island.name] = host
         seen.resumed += [host] if tree else []
         stop = (stops or {}).get(island.name)
@@ -135,8 +139,10 @@ def train(
             host.stepped()
             seen.look(host)
             if save_every and host.tally.inner_steps % save_every == 0:
-                with host.saving(is_exact=False) as saved:
-                    checkpoints[island.name] = copy.deepcopy(to_tree(saved))
+                with host.saving(is_exact=is_exact) as saved:
+                    tree = copy.deepcopy(to_tree(saved))
+                local = [vector.copy() for vector in view.local]
+                checkpoints[island.name] = Checkpoint(tree, local, [])
             if stop and host.tally.inner_steps >= stop.after_steps:
                 stop.act(host)
                 break

@@ -212,13 +212,17 @@ REJOINS = {
 }
 
 
+@pytest.mark.parametrize("is_exact", [False, True], ids=["work", "exact"])
 @pytest.mark.parametrize("back_after_s", [0.5, 30.0])
 @pytest.mark.parametrize("grace_s", [0.0, 3.0, 60.0])
 @pytest.mark.parametrize("death", REJOINS.values(), ids=REJOINS)
 def test_all_work_of_an_island_that_rejoins_counts_once(
-    death: tuple[float, FaultPlan], grace_s: float, back_after_s: float
+    death: tuple[float, FaultPlan], grace_s: float, back_after_s: float, is_exact: bool
 ) -> None:
-    """The part of a checkpoint that no roster lists is put on the present anchor."""
+    """The part of a checkpoint that no roster lists is put on the present anchor.
+
+    A checkpoint that would allow an exact resume is taken as work, with a reason.
+    """
     at_s, plan = death
     run = settings(tables={**ENDLESS, "async": {"grace_s": grace_s}})
     _, seen = train(
@@ -227,9 +231,13 @@ def test_all_work_of_an_island_that_rejoins_counts_once(
         step=of_its_own,
         stops={"i0": Stops(50), "i1": Stops(300)},
         save_every=1,
+        is_exact=is_exact,
         faults=plan.kill("i0", at_s=at_s, back_after_s=back_after_s),
     )
 
-    assert len(seen.resumed) == 1
+    (resumed,) = seen.resumed
+    assert resumed.resumed
+    assert not resumed.resumed.is_exact
+    assert ("asynchronous run" in resumed.resumed.reason) == is_exact
     assert seen.hosts["i0"].tally.inner_steps == 50
     assert counted_steps(seen) == ({50}, {LAST_STEP})

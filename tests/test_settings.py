@@ -662,6 +662,14 @@ def test_with_values_leaves_the_rest_alone() -> None:
         ("run.name=a\nb = 2", ("run.name", "a\nb = 2")),
         ("run.name=1\nquorum = 2", ("run.name", "1\nquorum = 2")),
         ("run.name=", ("run.name", "")),
+        ("run.end_rounds=none", ("run.end_rounds", None)),
+        ("run.end_tokens = none", ("run.end_tokens", None)),
+        ("async.grace_s=none", ("async.grace_s", None)),
+        ("async.staleness=none", ("async.staleness", "none")),
+        ("run.name=none", ("run.name", "none")),
+        ("store.decider='none'", ("store.decider", "none")),
+        ("lagoon.depth=none", ("lagoon.depth", "none")),
+        ("none=none", ("none", "none")),
     ],
 )
 def test_an_assignment_has_a_key_and_a_value(

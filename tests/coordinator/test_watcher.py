@@ -10,6 +10,7 @@ import pytest
 
 from atoll.coordinator import Service
 from atoll.coordinator.status import MAX_NAMES, Watcher, status_of
+from atoll.coordinator.status_fields import last_round_of, why_ended
 from atoll.exchange.calls import HeartbeatCall, PublishCall
 from atoll.protocol import Heartbeat, JoinReply, Stats
 from atoll.protocol.events import Leave, PauseRequested
@@ -49,6 +50,7 @@ class Watched:
             stats=self.watcher.stats,
             verdicts=self.watcher.verdicts,
             since_unix_s=self.watcher.since_unix_s,
+            recent=list(self.watcher.recent),
         )
 
 
@@ -240,3 +242,93 @@ def test_islands_that_began_with_the_same_batch_are_listed() -> None:
         it.watcher.stats[name] = Stats(first_batch=seen)
 
     assert it.status(1.0)["same_data"] == [["a", "c"]]
+
+
+ASYNC = {"sync.mode": "async", "async.grace_s": 2.0, "sync.sync_every": 100}
+
+
+def test_an_asynchronous_run_shows_ages_and_rounds_per_window() -> None:
+    """An update of round 1 that counts in round 3 has age 2, and others 0."""
+    it, (a, b) = watched("a", "b", values=ASYNC)
+    paced(it, a, 0.5)
+    paced(it, b, 2.0)
+    slow = update(it.service, b, 1.0)
+    for round in (1, 2, 3):
+        it.service.handle(update(it.service, a, 1.0, round=round), 1.0 + 3.0 * round)
+        if round == 3:
+            it.service.handle(slow, 10.5)
+        it.service.tick(3.0 + 3.0 * round)
+        it.look(3.0 + 3.0 * round)
+    for index, row in enumerate(it.watcher.recent):
+        row["committed_unix_s"] = 10.0 * index
+    document = it.status(12.0)
+    rows = {row["island"]: row for row in document["islands"]}
+
+    assert document["mode"] == "async"
+    assert (rows["a"]["age"], rows["a"]["ages_max"]) == (0, 0)
+    assert (rows["b"]["age"], rows["b"]["ages_max"]) == (2, 2)
+    # A round each 10 s: 5 in the 50 s of a, and 20 in the 200 s of b. With SGD a state
+    # has the bytes of one mean in fp32.
+    assert document["rounds_per_window"] == 5.0
+    assert document["bytes_down_factor"] == 1.0
+
+
+def test_a_synchronous_run_has_no_ages() -> None:
+    """The keys are there, and empty."""
+    it, (a, b) = watched("a", "b")
+    it.service.handle(update(it.service, a, 1.0), 1.0)
+    it.service.handle(update(it.service, b, 1.0), 1.0)
+    it.look(1.0)
+    document = it.status(1.0)
+
+    assert (document["mode"], document["rounds_per_window"]) == ("sync", None)
+    assert {row["age"] for row in document["islands"]} == {None}
+
+
+def test_an_end_by_tokens_says_how_many_were_the_goal() -> None:
+    """And how many have counted beyond them."""
+    it, (a, b) = watched("a", "b", end_tokens=2000)
+    assert it.status(1.0)["overshoot"] is None
+    for joined in (a, b):
+        call = update(it.service, joined, 1.0)
+        progress = TrainingProgress(inner_steps=5, tokens=1500)
+        header = replace(call.frame.header, progress=progress)
+        it.service.handle(PublishCall(replace(call.frame, header=header)), 1.0)
+    it.look(1.0)
+    document = it.status(1.0)
+
+    assert document["why"] == (
+        "Round 1 was the last: 2,000 tokens were the goal, 3,000 counted."
+    )
+    assert (document["end_tokens"], document["overshoot"]) == (2000, 1000)
+
+
+def test_fragments_that_end_apart_are_said_to() -> None:
+    """Each has a last round of its own, and the highest is the run's."""
+    it, _ = watched("a", "b", values=ASYNC)
+    state = replace(it.service.state, last_rounds=(7, 5))
+
+    assert why_ended(state) == "Rounds 5 to 7 were the last of their fragments."
+    assert last_round_of(state) == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "remedy"),
+    [
+        ({}, "Give sync.overlap_steps in the next run"),
+        (
+            {"sync.overlap_steps": 8},
+            "Raise sync.overlap_steps above 8 in the next run, or lower async.grace_s",
+        ),
+    ],
+)
+def test_islands_that_wait_in_an_asynchronous_run_have_a_remedy(
+    values: dict[str, Any], remedy: str
+) -> None:
+    """Neither patience nor equal windows shorten a wait there."""
+    it, (a, b) = watched("a", "b", values=ASYNC | values)
+    paced(it, a, 0.5)
+    paced(it, b, 5.0)
+    it.watcher.stats["a"] = Stats(seconds=10.0, wait_s=5.0)
+
+    assert it.status(1.0)["cure"].startswith(remedy)

@@ -137,7 +137,14 @@ def test_no_name_can_break_its_label(name: str) -> None:
 
 def test_every_metric_has_help_and_type() -> None:
     """Prometheus knows what each name means and whether it only grows."""
-    text = render(trouble(4), Counters({"run_created": 1}, {"jsonl": 0}))
+    document = trouble(4) | {
+        "end_tokens": 9,
+        "overshoot": 1,
+        "rounds_per_window": 3.5,
+        "bytes_down_factor": 2.5,
+    }
+    document["islands"] = [row | {"age": 1.5} for row in document["islands"]]
+    text = render(document, Counters({"run_created": 1}, {"jsonl": 0}))
 
     families: dict[str, Any] = {
         each.name: each for each in parser.text_string_to_metric_families(text)

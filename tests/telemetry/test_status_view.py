@@ -111,6 +111,26 @@ def test_rows_of_no_island_are_shown_with_the_setting() -> None:
     assert "belong to no island" not in page(status(unowned_share=0.0))
 
 
+def test_a_budget_of_tokens_shows_its_share() -> None:
+    """With the rate and the time that is left, which follow from the past."""
+    text = page(status(tokens=812e6, end_tokens=2_000_000_000), width=200)
+
+    assert "812M of 2.00G tokens (41 %)" in text
+
+
+def test_an_asynchronous_run_shows_ages_in_place_of_late_updates() -> None:
+    """No update is late there; the headline has the mean of the islands' ages."""
+    islands = [island("i0", age=1.05), island("i3", age=9.8), island("i4")]
+    text = page(status(*islands, mode="async", recent=[]))
+
+    assert "asynchronous, age 5.4" in text.replace("\n", " ")
+    (head,) = re.findall(r"^island .*$", text, flags=re.MULTILINE)
+    assert "age" in head
+    assert "late" not in head
+    assert "late" in page(status(island("i0")))
+    assert " age" not in page(status(island("i0")))
+
+
 def test_damage_is_told() -> None:
     """What the journal could do without is said in words."""
     assert "Damage: snapshot 3 is torn." in page(status(damage=["snapshot 3 is torn."]))

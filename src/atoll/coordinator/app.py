@@ -37,7 +37,8 @@ from atoll.coordinator.operators import Operators, PastReader
 from atoll.coordinator.routes import RouteContext, Routes, as_response
 from atoll.coordinator.spool import Spool
 from atoll.coordinator.states import StateFiles
-from atoll.coordinator.status import Watcher, cure, run_state, status_of
+from atoll.coordinator.status import Watcher, run_state, status_of
+from atoll.coordinator.status_fields import cure
 from atoll.coordinator.threads import ThreadedService
 from atoll.errors import AtollError, LeaseLost, Refused, RunEnded, UsageError
 from atoll.exchange.api import (
@@ -265,6 +266,7 @@ class Coordinator:
             stats=dict(self._watcher.stats),
             verdicts=self._watcher.verdicts,
             since_unix_s=self._watcher.since_unix_s,
+            recent=list(self._watcher.recent),
         )
         document = self._with_past(document)
         rows = [row["wait_share"] for row in document["islands"]]

@@ -6,7 +6,6 @@ change with the one before, and emits the difference as events.
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,18 @@ from statistics import median
 from typing import Any
 
 from atoll.coordinator.service import Service
+from atoll.coordinator.status_fields import (
+    RECENT_AGES,
+    ages_of,
+    async_fields,
+    control_command,
+    cure,
+    last_round_of,
+    overshoot,
+    same_data,
+    unowned_share,
+    why_ended,
+)
 from atoll.protocol import Stats
 from atoll.protocol.coordinator_state import CoordinatorState, held_by
 from atoll.protocol.membership import LEASE_S, Member
@@ -28,12 +39,6 @@ from atoll.telemetry.curves import ABSENT, COUNTED, LATE, NO_MARK, REFUSED
 from atoll.telemetry.events import MAX_TEXT
 from atoll.wire import Header, Roster, Verdict
 
-DEAR_SHARE = 1 / 3
-"""Share of waiting beyond which the status suggests a remedy."""
-
-UNEQUAL = 1.3
-"""Ratio of the slowest pace to the fastest beyond which it suggests other windows."""
-
 MAX_NAMES = 8
 """Largest number of islands named in a sentence."""
 
@@ -45,6 +50,7 @@ def status_of(
     stats: Mapping[str, Stats],
     verdicts: Mapping[str, Mapping[str, Any]],
     since_unix_s: Mapping[str, float] | None = None,
+    recent: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the status document: progress, members, and awaited islands.
 
@@ -54,6 +60,7 @@ def status_of(
         stats: Last statistics of each island.
         verdicts: Last verdict on each island's updates.
         since_unix_s: Start time of each run state, where known.
+        recent: The last committed rounds.
     """
     missing = waits_for(state, now_s)
     shares = [x for x in map(_share, stats.values()) if x is not None]
@@ -69,7 +76,8 @@ def status_of(
         "waits_for": missing,
         "round": min((round.number for round in state.rounds), default=1) - 1,
         "rounds": [round.number for round in state.rounds],
-        "last_round": state.last_round,
+        "last_round": last_round_of(state),
+        "last_rounds": state.last_rounds and list(state.last_rounds),
         "move": state.move
         and {
             "target": state.move.target,
@@ -82,6 +90,8 @@ def status_of(
         "start_islands": state.settings.run.start_islands,
         "sync_every": state.settings.sync.sync_every,
         "end_tokens": state.settings.run.end_tokens,
+        "overshoot": overshoot(state),
+        **async_fields(state, now_s, recent),
         "stall_share": max(shares, default=None),
         "cure": cure(state, now_s, shares),
         "same_data": same_data(stats),
@@ -127,11 +137,10 @@ def why(
         case "moved" if state.move:
             return f"The run has moved to {state.move.target}. Islands are redirected."
         case "paused":
-            return f"Paused by an operator. Resume it with `{_control(state)} resume`."
-        case "ended" if not state.last_round:
-            return "Stopped by an operator before any update."
+            resume = f"{control_command(state)} resume"
+            return f"Paused by an operator. Resume it with `{resume}`."
         case "ended":
-            return f"Round {state.last_round} was the last."
+            return why_ended(state)
         case "waiting" if not state.has_started:
             missing_count = run.start_islands - live
             return (
@@ -168,7 +177,7 @@ def _why_not_known(state: CoordinatorState, now_s: float) -> str:
             return (
                 f"The run has lost rounds {round.number} to {lost.round} of fragment "
                 f"{round.fragment}, and waits for {_listed(holders)} to bring its "
-                f"state. `{_control(state)} evict ISLAND` continues without it."
+                f"state. `{control_command(state)} evict ISLAND` continues without it."
             )
     return ""
 
@@ -254,6 +263,7 @@ def island_of(
         "step_s": member.step_s,
         "window": state.window_of(member.island),
         "share": verdicts.get("share") if has_weights else None,
+        **ages_of(verdicts),
         "waits_for": waits and {"fragment": waits[0], "round": waits[1]},
         **_progress_of(stats),
         "counted": verdicts.get("counted", 0),
@@ -281,65 +291,11 @@ _REPORTED = (
 )
 
 
-def same_data(stats: Mapping[str, Stats]) -> list[list[str]]:
-    """Return groups of islands that have started with the same batch."""
-    groups: dict[str, list[str]] = {}
-    for name, island_stats in sorted(stats.items()):
-        if island_stats.first_batch:
-            groups.setdefault(island_stats.first_batch, []).append(name)
-    return [names for names in groups.values() if len(names) > 1]
-
-
-def unowned_share(state: CoordinatorState, now_s: float) -> float:
-    """Return the share of the rows that `shard` gives to no live island."""
-    run, members = state.settings.run, state.members
-    parts = run.start_islands if run.max_islands is None else run.max_islands
-    slots = {members.known[name].slot for name in members.live(now_s)}
-    return 1.0 - sum(slot < parts for slot in slots) / parts
-
-
 def shares_of(roster: Roster) -> dict[str, float]:
     """Return the weight of each listed island as a share of all counted weights."""
     total = sum(entry.weight for entry in roster.counted)
     shares = dict.fromkeys([entry.island for entry in roster.entries], 0.0)
     return shares | {entry.island: entry.weight / total for entry in roster.counted}
-
-
-def cure(state: CoordinatorState, now_s: float, shares: Sequence[float]) -> str | None:
-    """Return a remedy when islands wait for more than a third of the time."""
-    if max(shares, default=0.0) <= DEAR_SHARE:
-        return None
-    sync = state.settings.sync
-    if not sync.dynamic_local_updates and sync.sync_every > 1:
-        unequal = _unequal(state, now_s)
-        if unequal:
-            return unequal
-    if sync.overlap_steps == 0:
-        return "Give sync.overlap_steps in the next run: islands train while they wait."
-    return (
-        f"Raise sync.sync_every above {sync.sync_every} in the next run, or, if one "
-        f"island is slow, lower run.patience from {state.settings.run.patience:g}: "
-        f"`{_control(state)} set run.patience=...`."
-    )
-
-
-def _unequal(state: CoordinatorState, now_s: float) -> str:
-    """Return the remedy for islands whose paces differ, or an empty text."""
-    members, live = state.members, state.members.live(now_s)
-    paces = sorted(
-        (step_s, name) for name in live if (step_s := members.known[name].step_s)
-    )
-    if not paces or paces[-1][0] <= UNEQUAL * paces[0][0]:
-        return ""
-    (fastest_s, fastest), (slowest_s, slowest) = paces[0], paces[-1]
-    return (
-        f"{slowest} takes {slowest_s / fastest_s:.1f} times as long for an inner step "
-        f"as {fastest}. Set sync.dynamic_local_updates=true in the next run."
-    )
-
-
-def _control(state: CoordinatorState) -> str:
-    return f"atoll control {shlex.quote(state.settings.run.name)}"
 
 
 def _share(stats: Stats) -> float | None:
@@ -540,12 +496,14 @@ class Watcher:
     def _tell_closing(
         self, state: CoordinatorState, round: Round, now_s: float
     ) -> None:
+        missing = round.missing(state.members, now_s)
+        is_open_ended = round.is_async and not round.is_last  # their updates stand
         self._events.emit(
             "round_closing",
             fragment=round.fragment,
             round=round.number,
             staged=len(round.staged),
-            missing=sorted(round.missing(state.members, now_s)),
+            missing=[] if is_open_ended else sorted(missing),
         )
 
     def _tell_opened(self, round: Round) -> None:
@@ -577,7 +535,10 @@ class Watcher:
         for entry in header.roster.entries:
             count[entry.verdict] += 1
             self._note(entry.island, entry.verdict, entry.reason, header)
-            self.verdicts[entry.island]["share"] = shares[entry.island]
+            noted = self.verdicts[entry.island]
+            noted["share"] = shares[entry.island]
+            if after.is_async and entry.verdict is Verdict.COUNTED:
+                noted.setdefault("ages", deque(maxlen=RECENT_AGES)).append(entry.age)
         fields = {
             "fragment": header.fragment,
             "round": header.round,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import SettingsError
-from atoll.fields import nearest, shown
+from atoll.fields import JsonField, nearest, shown
 from atoll.settings import sections
 from atoll.settings.rules import Section, written_value, wrong_type
 
@@ -100,7 +100,8 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     """Return key and value of `sync.sync_every=50`.
 
     The value is TOML's true, false, number or quoted text; anything else is text
-    unchanged, so that `sync.adopt=mix` needs no quotes.
+    unchanged, so that `sync.adopt=mix` needs no quotes. `none` is None for a key that
+    may be unset, such as `run.end_rounds=none`.
     """
     key, equals, value = text.partition("=")
     if not (equals and key.strip()):
@@ -108,7 +109,23 @@ def parse_assignment(text: str) -> tuple[str, Any]:
             f"{shown(text)} is not an assignment. Write KEY=VALUE, for example "
             "sync.sync_every=50."
         )
-    return key.strip(), _scalar(value.strip())
+    key, value = key.strip(), value.strip()
+    if value == "none" and _may_be_unset(key):
+        return key, None
+    return key, _scalar(value)
+
+
+def _may_be_unset(dotted: str) -> bool:
+    """Return whether the value of a key may be None."""
+    table, _, key = dotted.partition(".")
+    if key not in _KEYS.get(table, ()):
+        return False
+    declared = {field.name: field for field in fields(SECTIONS[table])}
+    rule: JsonField[Any] = declared[key].metadata["rule"]
+    try:
+        return rule.read(None, dotted) is None
+    except SettingsError:
+        return False
 
 
 def _scalar(text: str) -> Any:

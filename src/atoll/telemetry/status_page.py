@@ -83,9 +83,10 @@ class _Page:
         name = cut(printable(status["name"]), self.width - width_of(state) - 2)
         parts = [
             f"round {_rounds(status)}",
-            f"{format_count(status['tokens'])} tokens",
+            _tokens(status),
         ]
         parts.append(_membership(status))
+        parts += _asynchronous(status)
         parts += _rates(status)
         parts += _ages(status)
         if status["stall_share"] is not None:
@@ -268,6 +269,23 @@ def _rounds(status: Status) -> str:
     return f"{status['round']}" + (f" of {last}" if last is not None else "")
 
 
+def _tokens(status: Status) -> str:
+    """Return how many tokens have counted, of how many the run ends with."""
+    tokens, end_tokens = status["tokens"], status.get("end_tokens")
+    if not end_tokens:
+        return f"{format_count(tokens)} tokens"
+    share = format_share(tokens / end_tokens)
+    return f"{format_count(tokens)} of {format_count(end_tokens)} tokens ({share})"
+
+
+def _asynchronous(status: Status) -> list[str]:
+    """Return the mean age of the islands' updates, in an asynchronous run."""
+    if status.get("mode") != "async":
+        return []
+    ages = [row["age"] for row in status["islands"] if row.get("age") is not None]
+    return ["asynchronous", *([f"age {sum(ages) / len(ages):.1f}"] if ages else [])]
+
+
 def _membership(status: Status) -> str:
     live = sum(island["state"] == "live" for island in status["islands"])
     number = len(status["islands"])
@@ -324,6 +342,7 @@ def _island_columns(status: Status) -> list[_Column]:
     left_out = {
         *(() if windows - {sync_every} else ("window",)),
         *(() if has_shares else ("share",)),
+        "late" if status.get("mode") == "async" else "age",
     }
     return [column for column in ISLAND_COLUMNS if column.head not in left_out]
 
@@ -348,6 +367,11 @@ def _loss(island: Island) -> Cell:
     return Cell(format_loss(island["loss"]))
 
 
+def _age(island: Island) -> str:
+    age = island.get("age")
+    return NO_VALUE if age is None else f"{age:.1f}"
+
+
 def _version(island: Island) -> Cell:
     return Cell(cut(printable(island["version"] or NO_VALUE), MAX_WORD))
 
@@ -362,6 +386,7 @@ ISLAND_COLUMNS = (
     _Column("loss", 2, _loss),
     _Column("wait", 3, _number("wait_share", format_share)),
     _Column("counted", 10, _number("counted", str)),
+    _Column("age", 8, lambda row: Cell(_age(row))),
     _Column("late", 8, _some("late")),
     _Column("refused", 9, _some("refused")),
     _Column("up", 5, _number("bytes_up", format_size)),

@@ -14,6 +14,7 @@ from atoll.protocol.events import (
     Committed,
     ConnectionLost,
     DataOpened,
+    EndPassed,
     Event,
     Founded,
     FoundingSeen,
@@ -99,6 +100,7 @@ EVENTS = DecisionTable(
             "RosterSeen",
             "SettingsSeen",
             "StopSeen",
+            "EndPassed",
             "MoveSeen",
         )
     },
@@ -268,6 +270,11 @@ EVENTS = DecisionTable(
             "The control, or the roster with the last tokens, names the round.",
         ),
         DecisionRow(
+            ("EndPassed",),
+            "last_rounds; none",
+            "The roster was put by an island that did not know the end.",
+        ),
+        DecisionRow(
             ("MoveSeen",),
             "move; none",
             "No round closes from then on.",
@@ -350,6 +357,8 @@ def _before(event: str) -> CoordinatorState:
     state = state_of(speaker, member("b"), rounds=(round,))
     if event.endswith("Seen") or event == "UpdateRevoked":
         return replace(state, is_observed=True)
+    if event == "EndPassed":
+        return replace(state, is_observed=True, last_rounds=(OPEN_ROUND,))
     if event in ("MoveCompleted", "MoveCancelled"):
         state = replace(state, move=Move(target="s3://lagoon", nonce="nonce"))
     if "rows" in event.lower() or event == "DataOpened":
@@ -390,6 +399,7 @@ def _event(name: str) -> Event:
         "RosterSeen": RosterSeen(0, Roster(()), bytes(16), OUTER),
         "SettingsSeen": SettingsSeen({"run.patience": 5.0}, (OUTER,)),
         "StopSeen": StopSeen(OPEN_ROUND),
+        "EndPassed": EndPassed(0, OPEN_ROUND),
         "MoveSeen": MoveSeen(Move(target="s3://lagoon", nonce="nonce")),
     }
     return events[name.partition(",")[0]]

@@ -56,6 +56,10 @@ class Outcome:
     receipt: bytes = b""
     """The run's receipt for the state after this round; empty if there is none."""
 
+    is_made_of_updates: bool = False
+    """The exchange has computed the body from updates. It would have to read more of
+    them for the run's state, so that an island that is behind takes the outcomes."""
+
     @property
     def has_body(self) -> bool:
         header = self.agreed.header

@@ -43,6 +43,7 @@ class _Progress:
 
     open_round: int
     outcome_bytes: int
+    """Of a frame that the exchange transfers; 0 if it is made of updates."""
 
 
 class ReceiptReader:
@@ -85,7 +86,8 @@ class ReceiptReader:
             return False
         header = outcome.agreed.header
         self._progress[slot.index] = _Progress(
-            outcome.position.rounds[slot.index], header.body_bytes
+            outcome.position.rounds[slot.index],
+            0 if outcome.is_made_of_updates else header.body_bytes,
         )
         if not outcome.has_body:
             return self._take_state(slot, sealed, book)

@@ -125,13 +125,13 @@ def _settle(state: CoordinatorState, now_s: float) -> events.Result:
                 staged=tuple(round.staged.values()),
                 outer=round.outer,
                 epoch=state.epoch,
-                buffer=_buffer(state, round, now_s),
+                buffer=buffer_of(state, round, now_s),
             )
         )
     return state, actions
 
 
-def _buffer(state: CoordinatorState, round: Round, now_s: float) -> int:
+def buffer_of(state: CoordinatorState, round: Round, now_s: float) -> int:
     """Return how many updates make one outer step; 0 in a synchronous run."""
     if not round.is_async:
         return 0
@@ -386,5 +386,6 @@ HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], events.Result]]
     events.RosterSeen: observer.close,
     events.SettingsSeen: observer.set_values,
     events.StopSeen: observer.stop,
+    events.EndPassed: observer.pass_end,
     events.MoveSeen: observer.move,
 }

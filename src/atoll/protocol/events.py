@@ -21,7 +21,7 @@ from atoll.protocol.messages import (
     Position,
 )
 from atoll.protocol.model import ModelSpec
-from atoll.protocol.rounds import Reception
+from atoll.protocol.rounds import ListedUpdate, Reception
 from atoll.wire import Header, OuterValues, Roster
 
 
@@ -206,6 +206,9 @@ class StateSeen:
     windows: Mapping[str, int] = field(default_factory=dict)
     """By island, the inner steps per window after the round; 0: `sync_every`."""
 
+    listed: Mapping[str, ListedUpdate] = field(default_factory=dict)
+    """By island, the last update that the rosters list; empty in a synchronous run."""
+
 
 @dataclass(frozen=True)
 class BaseSeen:
@@ -264,6 +267,19 @@ class StopSeen:
     """An operator, or the counted tokens, have ended the run with a round."""
 
     last_round: int | None
+    last_rounds: tuple[int, ...] | None = None
+    """Of each fragment, in an asynchronous run."""
+
+
+@dataclass(frozen=True)
+class EndPassed:
+    """The last round of a fragment was closed by an island that did not know the end.
+
+    It has not waited for every live island: the next round is the last one instead.
+    """
+
+    fragment: int
+    round: int
 
 
 @dataclass(frozen=True)
@@ -303,6 +319,7 @@ Event = (
     | RosterSeen
     | SettingsSeen
     | StopSeen
+    | EndPassed
     | MoveSeen
 )
 

@@ -9,7 +9,9 @@ Rule 2: a member is seen when its document is read, which may be long after it j
 Rule 3: an operator's command is in force when it is seen. Whether it may be given is
         decided before.
 Rule 4: a roster that was in flight when the run was stopped stays valid, and the run
-        ends with its round, so that every fragment ends with the same one.
+        ends with its round, so that every fragment ends with the same one. In an
+        asynchronous run each fragment ends with the first round, from the one that the
+        stop names on, whose closer knew of the stop: it waits for every live island.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ def skip(
         fragments = list(by_island.get(island, (None,) * len(state.rounds)))
         fragments[event.fragment] = work
         by_island[island] = tuple(fragments)
-    counted = CountedUpdates(by_island, state.counted.listed)
+    listed = {(event.fragment, island): last for island, last in event.listed.items()}
+    counted = CountedUpdates(by_island, {**state.counted.listed, **listed})
     state = changed(state, counted=counted)
     state = state.with_windows(
         event.windows, fragment=event.fragment, round=event.round
@@ -163,6 +166,7 @@ def set_values(
         settings=settings,
         epoch=state.epoch + 1,
         last_round=settings.run.end_rounds if is_end else state.last_round,
+        last_rounds=None if is_end else state.last_rounds,
         rounds=rounds,
     )
     return state, []
@@ -171,8 +175,36 @@ def set_values(
 def stop(
     state: CoordinatorState, event: events.StopSeen, now_s: float
 ) -> events.Result:
-    """End with the round that an operator or the counted tokens have made the last."""
-    return changed(state, last_round=event.last_round), []
+    """End with the round that an operator or the counted tokens have made the last.
+
+    Of several such ends of an asynchronous run the first one stands. A round that was
+    closed before this was seen was closed by an island that had not seen it either.
+    """
+    if event.last_rounds is None:
+        return changed(state, last_round=event.last_round), []
+    is_right = len(event.last_rounds) == len(state.rounds)
+    if (
+        not is_right
+        or state.last_rounds is not None
+        or not state.settings.sync.is_async
+    ):
+        return state, []
+    last_rounds = [
+        max(last, round.number)
+        for last, round in zip(event.last_rounds, state.rounds, strict=True)
+    ]
+    return changed(state, last_rounds=tuple(last_rounds)), []
+
+
+def pass_end(
+    state: CoordinatorState, event: events.EndPassed, now_s: float
+) -> events.Result:
+    """Make the next round of a fragment the last, if this one was to be."""
+    if state.last_rounds is None or state.last_rounds[event.fragment] != event.round:
+        return state, []
+    last_rounds = list(state.last_rounds)
+    last_rounds[event.fragment] += 1
+    return changed(state, last_rounds=tuple(last_rounds)), []
 
 
 def move(

@@ -49,9 +49,7 @@ def decide_end(
     if not state.rounds or state.is_observed or is_end_near(state):
         return state, []
     if state.settings.sync.is_async:
-        open_round = min(round.number for round in state.rounds)
-        is_over = state.last_round is not None and open_round >= state.last_round
-        return _end_each(state, now_s) if is_over or _has_tokens(state) else (state, [])
+        return _end_each(state, now_s) if is_to_end(state) else (state, [])
     if not _has_tokens(state):
         return state, []
     last = _open_through(state) if is_restored else _furthest(state)
@@ -60,6 +58,15 @@ def decide_end(
     settings = state.settings.with_values(values)
     state = changed(state, settings=settings, epoch=epoch.number, last_round=last)
     return bounded(state, now_s), [events.Persist(epoch)]
+
+
+def is_to_end(state: CoordinatorState) -> bool:
+    """Return whether the open rounds of an asynchronous run are to be its last."""
+    if not state.rounds or is_end_near(state):
+        return False
+    open_round = min(round.number for round in state.rounds)
+    is_over = state.last_round is not None and open_round >= state.last_round
+    return is_over or _has_tokens(state)
 
 
 def last_by_tokens(state: CoordinatorState) -> int | None:
@@ -363,13 +370,16 @@ def move(
     return state, [events.Persist(under_way), events.Respond(state.position(now_s))]
 
 
+ASYNC_STAYS = (
+    "An asynchronous run cannot move yet: an island finds its update in the rosters "
+    "of many rounds, which do not move along. Export its weights, and begin a new run "
+    "with them."
+)
+
+
 def _require_movable(state: CoordinatorState, now_s: float) -> None:
     if state.settings.sync.is_async:
-        raise UsageError(
-            "An asynchronous run cannot move yet: an island finds its update in the "
-            "rosters of many rounds, which do not move along. Export its weights, and "
-            "begin a new run with them."
-        )
+        raise UsageError(ASYNC_STAYS)
     if state.settings.data.is_dealt:
         raise UsageError(
             "A run with data.order='run' cannot move yet: its ledger of rows does not "

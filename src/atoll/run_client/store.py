@@ -33,7 +33,13 @@ from atoll.errors import NoSuchObject, Refused, Unreachable, UsageError
 from atoll.exchange.base import verified
 from atoll.exchange.bucket import BucketReader, documents, keys
 from atoll.exchange.bucket.create import require_there
-from atoll.exchange.bucket.documents import ControlDocument, RosterDocument, packed
+from atoll.exchange.bucket.documents import (
+    ControlDocument,
+    RosterDocument,
+    Want,
+    packed,
+)
+from atoll.exchange.bucket.keys import UpdateKey
 from atoll.exchange.bucket.large_objects import ConstantObjects
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import BucketHistory, States
@@ -364,13 +370,18 @@ def _damage(view: RunView) -> list[str]:
     """Return the objects that islands cannot verify, as their documents report."""
     return sorted(
         {
-            f"{keys.update(want.fragment, want.round, want.island, want.incarnation)} "
-            f"is gone or damaged: {name} waits for another copy"
+            f"{_key_of_want(view, want)} is gone or damaged: {name} waits for another "
+            "copy"
             for name, document in view.documents.items()
             if not document.has_left
             for want in document.wants
         }
     )
+
+
+def _key_of_want(view: RunView, want: Want) -> str:
+    update = UpdateKey.of(want.label, want.island, want.incarnation)
+    return view.key_of(want.fragment, update)
 
 
 def _reasons(
@@ -474,6 +485,9 @@ def _control_document(
             set_values(state, SettingsChanged(command.values), 0.0)
             return replace(document, values=command.values)
         case base.Action.STOP | base.Action.DRAIN:
+            if state.settings.sync.is_async and state.has_started:
+                last_rounds = state.last_rounds or observer.reader.last_rounds()
+                return replace(document, action="stop", last_rounds=last_rounds)
             # Live islands can close rounds up to this one, so no update is left over.
             last = observer.reader.furthest_round()
             return replace(document, action="stop", last_round=last)
@@ -606,6 +620,8 @@ class StoreRunClient:
         message = f"{document.action} is control/{number}. {APPLIED}"
         if document.last_round is not None:
             message = f"{message} Round {document.last_round} is the last."
+        if document.last_rounds is not None:
+            message = f"{message} The open round of each fragment is its last."
         status = self._view.document() | {"said": message}
         return base.ControlReply(message, base.RunStatus.of(status))
 

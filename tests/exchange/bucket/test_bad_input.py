@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from atoll import RunSettings
-from atoll.errors import CorruptError, SettingsError, UsageError
+from atoll.errors import CorruptError, UsageError
 from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
 from atoll.exchange.bucket.create import make_run, require_able
 from atoll.island import Host
 from atoll.protocol import JoinRequest
 from atoll.runtime import SystemClock, SystemRuntime
-from atoll.settings import SyncSection
 from atoll.store import MemoryStore, ProbedStore, RetryingStore, Store
 from atoll.testing import VectorView, vector_model
 from atoll.wire import blake3_digest
@@ -27,7 +26,6 @@ from tests.store.buckets import Settings, rclone, s3_store
 
 MODEL = vector_model({"h.0.w": (300,), "h.1.w": (200,)})
 URL = "s3://atoll/run"
-ASYNC = RunSettings(sync=SyncSection(mode="async"))
 
 
 def settings(islands: int = 2, **more: object) -> RunSettings:
@@ -114,25 +112,6 @@ def test_a_url_without_a_run_names_the_command() -> None:
         opened(store)
 
     assert store.items("") == []
-
-
-def test_an_asynchronous_run_in_a_bucket_is_not_joined() -> None:
-    """Settings that another version has put are read, and refused by name."""
-    store = MemoryStore()
-    document = documents.SettingsDocument(
-        run="lagoon-1",
-        fingerprint=ASYNC.fingerprint,
-        settings=ASYNC,
-    )
-    store.put(
-        keys.SETTINGS, documents.packed(documents.SETTINGS, document, keys.SETTINGS)
-    )
-    runtime = SystemRuntime(SystemClock())
-
-    with pytest.raises(SettingsError, match=r"'async' is not available in a bucket"):
-        BucketReader.open(store, runtime, url=URL)
-
-    runtime.close()
 
 
 def test_settings_edited_by_hand_are_refused() -> None:
@@ -326,12 +305,3 @@ def weak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     home: Path = tmp_path_factory.mktemp("weak") / "home"
     with rclone(home) as where:
         yield where
-
-
-def test_an_asynchronous_run_is_not_made() -> None:
-    """A bucket that would be read as a synchronous run is not begun."""
-    store = MemoryStore()
-    with pytest.raises(SettingsError, match=r"not available in a bucket yet\. Serve"):
-        make_run(store, ASYNC, url=URL)
-
-    assert store.items("") == []

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from atoll import RunSettings
 from atoll.exchange import Exchange, Frame
 from atoll.exchange.bucket import StoreExchange, documents, keys
 from atoll.exchange.bucket.create import found_run
 from atoll.exchange.bucket.documents import fetch
 from atoll.exchange.bucket.exchange import GROWTH, LONGEST_S, PollBackoff
 from atoll.exchange.bucket.outcomes import GRACE_S
-from atoll.protocol import JoinReply, ModelSpec
+from atoll.exchange.bucket.view import BEAT_S
+from atoll.protocol import Heartbeat, HeldRound, JoinReply, ModelSpec
 from atoll.store import CountedStore, MemoryStore, RangedStore, Store
 from atoll.testing import vector_model
 from atoll.testing.fixtures import (
@@ -31,15 +33,29 @@ OF_A_ROUND = 12
 OF_AN_ISLAND = 3
 """More for each other island: its update's head, its part, its shard of the mean."""
 
+OF_A_WINDOW = 6
+"""Of an asynchronous island: its update, a look at the open round, and its roster."""
+
+OF_ONE_ROUND = 5
+"""More for each round with one update that closed meanwhile: roster, next control, head
+and body of the update; and the document of an island that is missing."""
+
 PIECES = 4
 
 
 class Beach:
     """Islands of one run, each with its own count of requests."""
 
-    def __init__(self, islands: int, *, model: ModelSpec = MODEL) -> None:
+    def __init__(
+        self,
+        islands: int,
+        *,
+        model: ModelSpec = MODEL,
+        settings: RunSettings | None = None,
+    ) -> None:
         self.store = MemoryStore()
-        run = StoreRun(self.store, plain_settings(start_islands=islands))
+        settings = settings or plain_settings(start_islands=islands)
+        run = StoreRun(self.store, settings)
         self.time = run.time
         if model is not MODEL:
             founded_with_zeros(self.store)
@@ -55,6 +71,27 @@ class Beach:
             self.counts.append(counted)
             self.exchanges.append(exchange)
             self.joined.append(enter(exchange, f"i{number}", model=model))
+
+    def holds(self, number: int, round: int) -> None:
+        """Let an island say which state it has made, as it does with each outcome."""
+        joined = self.joined[number]
+        other = self.exchanges[number - 1]
+        assert isinstance(other, StoreExchange)
+        base = StoreExchange.state(other, 0).header.base  # its requests do not count
+        beat = Heartbeat(
+            island=joined.island,
+            incarnation=joined.incarnation,
+            step=1,
+            holds=(HeldRound(round, base),),
+        )
+        self.exchanges[number].heartbeat(beat)
+
+    def lets_count(self, number: int, *, round: int) -> None:
+        """Let an island close a round with its update alone."""
+        exchange, joined = self.exchanges[number], self.joined[number]
+        exchange.publish(update_of(exchange, joined, 1.0, round=round))
+        assert isinstance(exchange, StoreExchange)
+        assert StoreExchange.outcome(exchange, 0, round, wait_s=0.0) is not None
 
 
 @pytest.mark.parametrize("islands", [2, 3, 5, 8, 16])
@@ -76,6 +113,38 @@ def test_a_round_costs_so_many_requests_and_a_few_for_each_island(islands: int) 
     for counted, earlier in zip(beach.counts, before, strict=True):
         spent = counted.requests.since(earlier)
         assert spent.total <= OF_A_ROUND + OF_AN_ISLAND * islands
+
+
+@pytest.mark.parametrize("islands", [2, 3, 5, 8])
+def test_a_window_of_an_asynchronous_island_costs_so_many_requests(
+    islands: int,
+) -> None:
+    """Every other island has closed a round meanwhile: each update is read."""
+    settings = RunSettings.from_dict(
+        {
+            "run": {"start_islands": islands},
+            "sync": {"mode": "async"},
+            "async": {"grace_s": 0.0},
+            "wire": {"up": "fp32", "down": "fp32"},
+            "outer": {"optimizer": "sgd", "lr": 1.0},
+        }
+    )
+    beach = Beach(islands, settings=settings)
+    beach.time.sleep(BEAT_S)
+    slow, joined = beach.exchanges[0], beach.joined[0]
+    assert isinstance(slow, StoreExchange)
+    own = update_of(slow, joined, 1.0)
+    for number in range(1, islands):
+        beach.lets_count(number, round=number)
+    before = beach.counts[0].requests
+    slow.publish(own)
+    for round in range(1, islands):
+        assert StoreExchange.outcome(slow, 0, round, wait_s=0.0) is not None
+    beach.holds(0, islands - 1)
+    assert StoreExchange.outcome(slow, 0, islands, wait_s=0.0) is not None
+
+    spent = beach.counts[0].requests.since(before)
+    assert spent.total <= OF_A_WINDOW + OF_ONE_ROUND * islands
 
 
 LARGE = vector_model({"w": (PIECES * PIECE_ELEMENTS,)})

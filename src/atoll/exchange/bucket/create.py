@@ -46,9 +46,7 @@ def make_run(
     Raises:
         UsageError: there is a run, the store cannot keep one, or `bundle` is not the
             one that the settings name.
-        SettingsError: the settings need a coordinator.
     """
-    documents.require_synchronous(settings)
     require_able(store, settings, url=url)
     if settings.run.bundle != (bundle.digest if bundle else None):
         raise UsageError(

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from atoll.errors import CorruptError, NoSuchObject, SettingsError, UsageError
+from atoll.errors import CorruptError, NoSuchObject, UsageError
 from atoll.exchange.api import bodies as fields
 from atoll.exchange.api.messages import (
     BEAT,
@@ -105,6 +105,13 @@ class Want:
     round: int
     island: str
     incarnation: int
+    age: int = 0
+    """By how much that is after the round that the update was sealed for."""
+
+    @property
+    def label(self) -> int:
+        """The round that the update was sealed for, which is in its key."""
+        return self.round - self.age
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +126,8 @@ class SlotDocument:
 class StandingUpdate:
     """An uncounted update that a member document names, so that it may count.
 
-    It is of an earlier incarnation, or of one that has left.
+    It is of an earlier incarnation, or of one that has left. `round` is the round that
+    it was sealed for.
     """
 
     fragment: int
@@ -163,6 +171,9 @@ class ControlDocument:
 
     last_round: int | None = None
     """With `stop`."""
+
+    last_rounds: tuple[int, ...] | None = None
+    """With `stop` in an asynchronous run: the last round of each fragment."""
 
     island: str | None = None
     incarnation: int = 0
@@ -215,6 +226,18 @@ class CountedProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListedRow:
+    """The last update of an island that a roster of an asynchronous run lists."""
+
+    island: str
+    round: int
+    """Of the roster."""
+
+    label: int
+    incarnation: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StateDocument:
     """Completes a state, with the facts that later rosters do not contain."""
 
@@ -230,6 +253,10 @@ class StateDocument:
     roster: bytes = b""
     """Digest of the roster of its round, or of `run.json` if there is none here.
     Empty: of 0.1.0."""
+
+    listed: tuple[ListedRow, ...] | None = None
+    """The last update of each island that the rosters up to the state list; None in a
+    synchronous run."""
 
 
 ACTIONS = (
@@ -252,8 +279,12 @@ def _scalars(value: object, field: str) -> dict[str, Any]:
     return values
 
 
-def _outer(optimizer: str, lr: float, momentum: float) -> OuterValues:
-    return OuterValues(optimizer=optimizer, lr=lr, momentum=momentum)
+def _outer(
+    optimizer: str, lr: float, momentum: float, share: float = 0.0, buffer: int = 0
+) -> OuterValues:
+    return OuterValues(
+        optimizer=optimizer, lr=lr, momentum=momentum, share=share, buffer=buffer
+    )
 
 
 BASE = fields.hexed(BASE_BYTES, BASE_BYTES)
@@ -263,6 +294,7 @@ _SETTINGS: JsonField[RunSettings] = JsonField(settings_form, read_stored_setting
 _OUTER = fields.row(
     _outer,
     {"optimizer": fields.text(32), "lr": fields.number(), "momentum": fields.number()},
+    last={"share": fields.number(0.0, 1.0), "buffer": fields.integer(1, 2**32 - 1)},
 )
 _ROSTER = JsonField(
     lambda roster: pack_roster(roster).hex(),
@@ -316,6 +348,7 @@ MEMBER: JsonField[MemberDocument] = fields.table(
             fields.row(
                 Want,
                 {**_NUMBER, "island": fields.NAME, "incarnation": fields.integer()},
+                last={"age": fields.integer(1, 2**32 - 1)},
             ),
             max_items=MAX_WANTS,
         ),
@@ -333,6 +366,7 @@ CONTROL: JsonField[ControlDocument] = fields.table(
         "target": fields.maybe(fields.text(2048)),
         "nonce": fields.text(64),
     },
+    optional={"last_rounds": fields.listed(fields.integer(), max_items=MAX_FRAGMENTS)},
 )
 ROSTER: JsonField[RosterDocument] = fields.table(
     RosterDocument,
@@ -358,6 +392,15 @@ COUNTED = fields.row(
     },
     last={"window": WINDOW},
 )
+_LISTED = fields.row(
+    ListedRow,
+    {
+        "island": fields.NAME,
+        "round": fields.integer(),
+        "label": fields.integer(),
+        "incarnation": fields.integer(),
+    },
+)
 STATE: JsonField[StateDocument] = fields.table(
     StateDocument,
     {
@@ -368,7 +411,10 @@ STATE: JsonField[StateDocument] = fields.table(
         "counted": fields.listed(COUNTED, max_items=65_536),
         "bases": fields.listed(BASE, max_items=1024),
     },
-    optional={"roster": _MAYBE_DIGEST},
+    optional={
+        "roster": _MAYBE_DIGEST,
+        "listed": fields.listed(_LISTED, max_items=65_536),
+    },
 )
 
 
@@ -519,7 +565,6 @@ def fetch_settings(store: Store, *, url: str) -> SettingsDocument:
     Raises:
         UsageError: there is no run at the URL.
         CorruptError: the settings are not those that the run was made with.
-        SettingsError: they need a coordinator.
     """
     try:
         document = fetch(store, SETTINGS, keys.SETTINGS)
@@ -538,21 +583,7 @@ def fetch_settings(store: Store, *, url: str) -> SettingsDocument:
             f"settings have {document.settings.fingerprint}: a user has edited them. "
             "Put the old settings back, and change settings with `atoll control`."
         )
-    require_synchronous(document.settings)
     return document
-
-
-def require_synchronous(settings: RunSettings) -> None:
-    """Return unless a run is asynchronous.
-
-    Raises:
-        SettingsError: it is.
-    """
-    if settings.sync.is_async:
-        raise SettingsError(
-            "sync.mode='async' is not available in a bucket yet. Serve the run at a "
-            "coordinator: `atoll serve RUN.toml`."
-        )
 
 
 def require_no_remains(store: Store, *, url: str) -> None:

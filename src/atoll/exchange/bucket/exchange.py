@@ -13,6 +13,14 @@ Rule 2: a decision uses objects that were read within the last seconds; an islan
         stood still reads again.
 Rule 3: controls of operators are read before a round is closed.
 Rule 4: if islands start from several states, the run's own is computed from the bucket.
+
+In an asynchronous run an update counts in the round that is open when it is read:
+Rule 5: a poll is two requests: a get of the open round's roster, and a list of the
+        fragment's updates.
+Rule 6: a round stays open for a grace from its first update, by the clock of the
+        island that closes it.
+Rule 7: an island that returns waits until rosters list the updates of its earlier
+        incarnations: two of them never have updates that stand at the same time.
 """
 
 from __future__ import annotations
@@ -31,9 +39,12 @@ from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.states import STATE_ROUNDS, States
 from atoll.exchange.bucket.view import BEAT_S, RunView
+from atoll.protocol.coordinator import buffer_of
 from atoll.protocol.events import Welcome
 from atoll.protocol.join_leave import reply_to
+from atoll.protocol.observer import UNKNOWN_BASE
 from atoll.protocol.rounds import Round, another_stands
+from atoll.weights.reduce import with_share
 
 log = logging.getLogger("atoll")
 
@@ -100,6 +111,9 @@ class StoreExchange:
             self._runtime.every(self._beat_s, self._repair_in_background)
             # A move that began meanwhile may have read the members before this one.
             self._reader.wait_while_moving()
+            if self._reader.view.is_async:
+                EarlierUpdates(self._lease, self._states, self._closer).wait()
+                member = self._lease.require()
         self._request = request
         is_founder = self._is_founder(member)
         if not is_founder:
@@ -136,6 +150,7 @@ class StoreExchange:
                 update.fragment
                 for update in member.stands
                 if update.round == position.rounds[update.fragment]
+                and not view.is_async
             )
             member_seen = view.state.members.require_life(beat.island, beat.incarnation)
             welcome = Welcome(member_seen, position, is_founder, spoken_for)
@@ -161,6 +176,7 @@ class StoreExchange:
     def publish(self, frame: Frame) -> protocol.Reception:
         match frame.header.kind:
             case wire.FrameKind.STATE if frame.header.round:
+                self._outcomes.states_wanted.discard(frame.header.fragment)
                 self._states.write(frame)
             case wire.FrameKind.STATE:
                 self._founder.put_state(frame, self._request)
@@ -180,17 +196,16 @@ class StoreExchange:
             self._reader.view.state.require_opens(round, fragment=fragment)
             return None
         agreed = self._outcomes.frame(fragment, round)
-        self._outcomes.own_updates.pop((fragment, round), None)
+        self._outcomes.confirm(agreed.header)
         island, position = self._lease.island, self._lease.update_position()
         is_due = island is not None and self._is_state_due(fragment, island)
-        return Outcome(agreed, replace(position, lost=(fragment,) if is_due else ()))
+        position = replace(position, lost=(fragment,) if is_due else ())
+        return Outcome(agreed, position, is_made_of_updates=True)
 
     def _is_state_due(self, fragment: int, island: str) -> bool:
         """Return whether this island is to write a state now."""
-        if fragment in self._outcomes.states_wanted:
-            self._outcomes.states_wanted.discard(fragment)
-            return True
-        return self._states.is_due(fragment, island)
+        is_wanted = fragment in self._outcomes.states_wanted
+        return is_wanted or self._states.is_due(fragment, island)
 
     def _repair_in_background(self) -> None:
         """Put copies that other islands ask for, and log a failure."""
@@ -251,21 +266,30 @@ class StoreExchange:
         farewell was read would not show them. A round may have closed since the
         departing update was put: other islands find out whether its roster lists it.
         """
-        incarnation, number = member.beat.incarnation, self._reader.view.number
         earlier = [
             update
             for update in member.stands
-            if update.round >= number(update.fragment)
+            if self._may_count(member, update.fragment, update.round)
         ]
         own_updates = [
             documents.StandingUpdate(
-                fragment=fragment, round=round, incarnation=incarnation
+                fragment=fragment, round=round, incarnation=member.beat.incarnation
             )
             for fragment, round in list(self._outcomes.own_updates)
-            if round >= number(fragment)
+            if self._may_count(member, fragment, round)
             or (fragment, round) in self._publisher.departed
         ]
         return (*earlier, *own_updates)
+
+    def _may_count(
+        self, member: documents.MemberDocument, fragment: int, round: int
+    ) -> bool:
+        """Return whether a round that was not read yet may list an update."""
+        view, beat = self._reader.view, member.beat
+        if view.is_async:
+            update = keys.UpdateKey.of(round, beat.island, beat.incarnation)
+            return not view.is_over(fragment, beat.island, update)
+        return round >= view.number(fragment)
 
 
 class UpdatePublisher:
@@ -304,7 +328,7 @@ class UpdatePublisher:
         reception = self._reception(header)
         if reception not in (protocol.Reception.WANTED, protocol.Reception.STAGED):
             return reception
-        if any(
+        if not self._reader.view.is_async and any(
             (update.fragment, update.round) == (header.fragment, header.round)
             for update in member.stands
         ):
@@ -330,7 +354,8 @@ class UpdatePublisher:
         """Put an update at its key. Safe to repeat with the same update."""
         header = frame.header
         fragment, round = header.fragment, header.round
-        key = keys.update(fragment, round, header.island, header.incarnation)
+        update = keys.UpdateKey.of(round, header.island, header.incarnation)
+        key = self._reader.view.key_of(fragment, update)
         if not self._store.put_new(key, [wire.pack(header), frame.body.data]):
             self._require_same(key, header)
         self._outcomes.own_updates.setdefault((fragment, round), frame)
@@ -348,6 +373,68 @@ class UpdatePublisher:
             ) from exc
         if wire.update_digest(existing) != wire.update_digest(header):
             raise another_stands(header, suffix=f", at {key}")
+
+
+class EarlierUpdates:
+    """Waits until no update of an island's earlier incarnations stands."""
+
+    def __init__(self, lease: MemberLease, states: States, closer: RoundCloser) -> None:
+        self._lease, self._states, self._closer = lease, states, closer
+        self._reader, self._runtime = lease.reader, lease.reader.runtime
+
+    def wait(self) -> None:
+        """Return when rosters list them, or can no longer list them.
+
+        Other islands close the rounds, or this one does, if there are none.
+
+        Raises:
+            LeaseLost: a later incarnation has the name.
+        """
+        pause_s = FIRST_S
+        while standing := self._standing():
+            for fragment in sorted({update.fragment for update in standing}):
+                self._closer.close_if_due(fragment)
+                self._take_base(fragment)
+            self._runtime.sleep(pause_s)
+            pause_s = min(pause_s * GROWTH, LONGEST_S)
+            self._note_waiting(standing[0].fragment)
+        self._lease.note(replace(self._lease.require().beat, waits_for=None))
+
+    def _standing(self) -> list[documents.StandingUpdate]:
+        view, member = self._reader.view, self._lease.require()
+        with self._reader.lock:
+            return [
+                update
+                for update in member.stands
+                if not view.state.never_opens(
+                    view.number(update.fragment), fragment=update.fragment
+                )
+                and not view.is_over(
+                    update.fragment,
+                    member.beat.island,
+                    keys.UpdateKey.of(
+                        update.round, member.beat.island, update.incarnation
+                    ),
+                )
+            ]
+
+    def _take_base(self, fragment: int) -> None:
+        """Learn the base of a round that is due and that no island has closed yet."""
+        with self._reader.lock:
+            view, now_s = self._reader.view, self._runtime.now_s()
+            round = view.state.rounds[fragment]
+            can_close = round.can_close(view.state.members, view.settings, now_s)
+            if round.base != UNKNOWN_BASE or not can_close:
+                return
+        state = self._states.read(fragment)
+        with self._reader.lock:
+            base = protocol.HeldRound(state.round, state.digest)
+            self._reader.base_view.note_held(fragment, base, self._runtime.now_s())
+
+    def _note_waiting(self, fragment: int) -> None:
+        """Show other islands that this one waits: if all do, the run is stuck."""
+        waits_for = (fragment, self._reader.view.number(fragment))
+        self._lease.note(replace(self._lease.require().beat, waits_for=waits_for))
 
 
 FRESH_S = 5.0
@@ -407,7 +494,7 @@ class RoundCloser:
                 return None  # a farewell was read since: the next read republishes
             now_s = self._runtime.now_s()
             due = self._reader.update_view.closable(fragment, self.island, now_s)
-            return roster_document(self._reader.view, *due) if due else None
+            return roster_document(self._reader.view, *due, now_s) if due else None
 
     def _read(self, fragment: int) -> bool:
         """Read a round and its missing islands; False: the result is old by now.
@@ -427,8 +514,11 @@ class RoundCloser:
         """Put a roster; the first one that is put closes the round."""
         put_roster(self._reader, document)
         with self._reader.lock:
+            is_to_end = self._reader.update_view.is_to_end()
             has_ended = self._reader.update_view.ended_by_tokens() is not None
-        if has_ended:
+        if is_to_end:
+            self._end_each()
+        elif has_ended and not self._reader.view.is_async:
             self._stop(self._reader.furthest_round())
 
     def _stop(self, last_round: int) -> None:
@@ -439,13 +529,27 @@ class RoundCloser:
         self._reader.read_controls()
         current = self._reader.view.state.last_round
         if current is None or last_round < current:
-            key = keys.control(len(self._reader.view.controls) + 1)
-            self._store.put_new(key, documents.packed(documents.CONTROL, control, key))
-            self._reader.read_controls()
+            self._put_control(control)
+
+    def _end_each(self) -> None:
+        """Put the control that makes the open round of each fragment its last."""
+        last_rounds = self._reader.last_rounds()
+        control = documents.ControlDocument(
+            run=self._reader.run, action="stop", values={}, last_rounds=last_rounds
+        )
+        self._reader.read_controls()
+        if self._reader.view.state.last_rounds is None:
+            self._put_control(control)
+
+    def _put_control(self, control: documents.ControlDocument) -> None:
+        """Put the next control, unless another one is put first."""
+        key = keys.control(len(self._reader.view.controls) + 1)
+        self._store.put_new(key, documents.packed(documents.CONTROL, control, key))
+        self._reader.read_controls()
 
 
 def roster_document(
-    view: RunView, round: Round, roster: wire.Roster
+    view: RunView, round: Round, roster: wire.Roster, now_s: float
 ) -> documents.RosterDocument:
     """Return the document that closes an open round with a roster."""
     departing = frozenset(
@@ -460,7 +564,12 @@ def roster_document(
         round=round.number,
         epoch=view.state.epoch,
         base=round.base,
-        outer=round.outer,
+        outer=with_share(
+            round.outer,
+            roster,
+            staleness=terms.staleness,
+            buffer=buffer_of(view.state, round, now_s),
+        ),
         shards=means.owners(roster, departing, layout, terms),
         roster=roster,
         before=view.heads[round.fragment].digest,

@@ -10,6 +10,7 @@
     slots/<number>                    the name of the island that has the slot
     members/<slug>.<incarnation>      overwritten by each heartbeat of the incarnation
     rounds/<fragment>/<round>/up/<slug>.<incarnation>     an update, in one object
+    arrivals/<fragment>/<slug>.<incarnation>.<label>      one of an asynchronous run
     rounds/<fragment>/<round>/roster                      put once: the round is closed
     rounds/<fragment>/<round>/mean/<shard>                a part of the agreed body
     states/<fragment>/<round>/<part>                      anchor and velocity
@@ -29,7 +30,7 @@ from atoll.wire import blake3_digest
 SETTINGS, RUN = "settings/0", "run.json"
 MEMBERS, CONTROL, SLOTS, STATES = "members/", "control/", "slots/", "states/"
 COMPLETE = "complete"
-CODE = "code/"
+CODE, ARRIVALS = "code/", "arrivals/"
 
 _SLUG_BYTES = 40
 _OTHERS = re.compile("[^a-z0-9-]+")
@@ -45,6 +46,19 @@ class IncarnationKey(NamedTuple):
         return f"{self.slug}.{self.incarnation}"
 
 
+class UpdateKey(NamedTuple):
+    """An update of a fragment, as it is written in keys."""
+
+    round: int
+    """The round that it was sealed for: its label in an asynchronous run."""
+
+    publisher: IncarnationKey
+
+    @classmethod
+    def of(cls, round: int, island: str, incarnation: int) -> UpdateKey:
+        return cls(round, IncarnationKey(slug(island), incarnation))
+
+
 def slug(island: str) -> str:
     """Return the form of an island's name that is used in keys."""
     readable = _OTHERS.sub("-", island.lower())[:_SLUG_BYTES].strip("-")
@@ -54,11 +68,16 @@ def slug(island: str) -> str:
 def incarnation_of(key: str) -> IncarnationKey | None:
     """Return the incarnation at the end of a key; None if there is none."""
     slug, dot, number = key.rpartition("/")[2].rpartition(".")
-    if not (dot and slug and number.isascii() and number.isdecimal()):
-        return None
-    if len(number) >= 20 or str(int(number)) != number:
+    if not (dot and slug and _is_number(number)):
         return None
     return IncarnationKey(slug, int(number))
+
+
+def _is_number(digits: str) -> bool:
+    """Return whether some digits are a whole number as it is written in keys."""
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) >= 20:
+        return False
+    return str(int(digits)) == digits
 
 
 def member(island: str, incarnation: int) -> str:
@@ -109,6 +128,25 @@ def update(fragment: int, round: int, island: str, incarnation: int) -> str:
 def updates(fragment: int, round: int) -> str:
     """Return the prefix of the keys of a round's updates."""
     return f"{round_prefix(fragment, round)}up/"
+
+
+def arrivals(fragment: int) -> str:
+    """Return the prefix of the keys of a fragment's updates, in asynchronous runs."""
+    return f"{ARRIVALS}{fragment}/"
+
+
+def arrival(fragment: int, update: UpdateKey) -> str:
+    """Return the key of an update of an asynchronous run."""
+    return f"{arrivals(fragment)}{update.publisher}.{update.round}"
+
+
+def arrival_of(key: str) -> UpdateKey | None:
+    """Return the update in the key of an arrival; None if there is none."""
+    publisher, _, label = key.rpartition(".")
+    incarnation = incarnation_of(publisher)
+    if incarnation is None or not _is_number(label):
+        return None
+    return UpdateKey(int(label), incarnation)
 
 
 def roster(fragment: int, round: int) -> str:

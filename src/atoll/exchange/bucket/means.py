@@ -327,7 +327,7 @@ def header_of(
         codec=down.name,
         elements=layout.elements if roster.counted else 0,
         weight=0,
-        outer=document.outer,
+        outer=document.outer if roster.counted else document.outer.in_state(0),
         roster=roster,
     )
 

@@ -26,15 +26,18 @@ from atoll.errors import (
     Unreachable,
     UsageError,
 )
+from atoll.exchange.api.messages import MAX_FRAGMENTS
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import RESTORE
-from atoll.exchange.bucket.keys import IncarnationKey, incarnation_of
+from atoll.exchange.bucket.keys import IncarnationKey, UpdateKey, incarnation_of
 from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.states import States
+from atoll.exchange.bucket.updates import RECENT_LABELS
 from atoll.protocol import Heartbeat, JoinRequest, Position, Stats
 from atoll.protocol.island import CARRIED_ROUNDS
 from atoll.protocol.membership import Member
+from atoll.protocol.rounds import Round
 from atoll.wire.roster import new_name_fault
 
 WATCH_S = 1.0
@@ -278,6 +281,8 @@ class EarlierIncarnations:
         """
         if incarnation == 1:
             return ()
+        if self._reader.view.is_async:
+            return self._arrivals(island, incarnation)
         rounds = [
             (round.fragment, number)
             for round in self._reader.view.state.rounds
@@ -306,7 +311,8 @@ class EarlierIncarnations:
         An object that cannot be read as an update is ignored.
         """
         slug, has_update = keys.slug(island), self._reader.updates.has
-        if has_update(fragment, round, IncarnationKey(slug, incarnation - 1)):
+        last = UpdateKey(round, IncarnationKey(slug, incarnation - 1))
+        if has_update(fragment, last):
             return incarnation - 1
         items = self._store.items(keys.updates(fragment, round))
         published = [key for item in items if (key := incarnation_of(item.key))]
@@ -316,10 +322,67 @@ class EarlierIncarnations:
                 for key in published
                 if key.slug == slug
                 and key.incarnation < incarnation
-                and has_update(fragment, round, key)
+                and has_update(fragment, UpdateKey(round, key))
             ],
             default=0,
         )
+
+    def _arrivals(
+        self, island: str, incarnation: int
+    ) -> tuple[documents.StandingUpdate, ...]:
+        """Return the updates of earlier incarnations that no roster lists yet.
+
+        A list may lag behind, so those that the last incarnation can have put are also
+        looked for by their keys.
+        """
+        stands = []
+        for round in self._reader.view.state.rounds:
+            updates = self._listed_arrivals(round.fragment, island, incarnation)
+            updates |= self._last_labels(round, island, incarnation - 1)
+            order = sorted(updates, key=lambda update: update.publisher.incarnation)
+            reads = [
+                partial(self._reader.updates.has, round.fragment, update)
+                for update in order
+            ]
+            stands += [
+                documents.StandingUpdate(
+                    fragment=round.fragment,
+                    round=update.round,
+                    incarnation=update.publisher.incarnation,
+                )
+                for update, exists in zip(
+                    order, self._runtime.gather(reads), strict=True
+                )
+                if exists
+            ]
+        return tuple(stands[-MAX_FRAGMENTS:])
+
+    def _listed_arrivals(
+        self, fragment: int, island: str, incarnation: int
+    ) -> set[UpdateKey]:
+        slug, view = keys.slug(island), self._reader.view
+        listed = map(keys.arrival_of, self._reader.list_keys(keys.arrivals(fragment)))
+        return {
+            update
+            for update in listed
+            if update is not None
+            and update.publisher.slug == slug
+            and update.publisher.incarnation < incarnation
+            and not view.is_over(fragment, island, update)
+        }
+
+    def _last_labels(
+        self, round: Round, island: str, incarnation: int
+    ) -> set[UpdateKey]:
+        """Return the last updates that an incarnation can have put."""
+        number = round.number
+        labels = range(max(1, number + 2 - RECENT_LABELS), number + 2)
+        updates = [UpdateKey.of(label, island, incarnation) for label in labels]
+        return {
+            update
+            for update in updates
+            if not self._reader.view.is_over(round.fragment, island, update)
+        }
 
 
 class LateUpdates:
@@ -396,7 +459,8 @@ class LateUpdates:
         """Return the header of an update, if it can count."""
         incarnation = IncarnationKey(keys.slug(island), update.incarnation)
         updates = self._reader.updates
-        header = updates.header(update.fragment, update.round, incarnation)
+        name = UpdateKey(update.round, incarnation)
+        header = updates.header(update.fragment, name)
         if header is None or header.refused or updates.objection(header):
             return None
         return header

@@ -43,6 +43,7 @@ from atoll.exchange.bucket.view import RunView
 from atoll.fields import JsonField
 from atoll.protocol import HeldRound, TensorSpec
 from atoll.protocol.coordinator_state import Move
+from atoll.protocol.operators import ASYNC_STAYS
 from atoll.runtime import Runtime
 from atoll.settings import RunSettings
 from atoll.store import Data, Store
@@ -290,6 +291,8 @@ class MoveOut:
                 f"The run at {url} has no weights yet, so that nothing can move. "
                 "Make it where it shall be: `atoll serve RUN.toml`."
             )
+        if reader.view.is_async:
+            raise UsageError(ASYNC_STAYS)
         decider = reader.view.settings.store.decider
         if decider is not None:
             raise UsageError(
@@ -396,7 +399,9 @@ class MoveOut:
             round = self._view.state.rounds[fragment]
             roster = self._reader.update_view.roster_now(round, now_s)
             # While the run moves, no island applies a roster and makes a shard's mean.
-            document = replace(roster_document(self._view, round, roster), shards=())
+            document = replace(
+                roster_document(self._view, round, roster, now_s), shards=()
+            )
         if round.number == number:
             put_roster(self._reader, document)
 

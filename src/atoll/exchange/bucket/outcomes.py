@@ -28,7 +28,7 @@ from atoll.exchange.bucket.documents import (
     RosterDocument,
     Want,
 )
-from atoll.exchange.bucket.keys import IncarnationKey
+from atoll.exchange.bucket.keys import UpdateKey
 from atoll.exchange.bucket.large_objects import StateObjects
 from atoll.exchange.bucket.means import Mean, Pieces, Unverified
 from atoll.exchange.bucket.reader import BucketReader
@@ -83,6 +83,20 @@ class Outcomes:
                 means.header_of(document, roster, layout, down), np.empty(0, np.uint8)
             )
         return Frame(header, body)
+
+    def confirm(self, agreed: Header) -> None:
+        """Forget the bytes of own updates whose outcome the island knows now.
+
+        In an asynchronous run that is the outcome of the round that lists an update.
+        """
+        fragment = agreed.fragment
+        if not self._reader.view.is_async:
+            self.own_updates.pop((fragment, agreed.round), None)
+            return
+        assert agreed.roster is not None
+        entry = agreed.roster.entry(self.island or "")
+        if entry is not None:
+            self.own_updates.pop((fragment, agreed.round - entry.age), None)
 
     def _document(self, fragment: int, round: int) -> RosterDocument:
         try:
@@ -266,7 +280,7 @@ class Outcomes:
         None: there is no object at its key.
         """
         up = self._reader.view.terms(document.fragment).up
-        update = self.own_updates.get((document.fragment, document.round))
+        update = self.own_updates.get((document.fragment, document.round - entry.age))
         begin, end = pieces.span(up)
         if update is not None and update_digest(update.header) == entry.digest:
             return update.header, update.body[begin:end]
@@ -284,15 +298,13 @@ class Outcomes:
         self, document: RosterDocument, entry: RosterEntry
     ) -> tuple[Header | None, np.ndarray]:
         """Return an update's header, or None, and its body if that was read."""
-        incarnation = IncarnationKey(keys.slug(entry.island), entry.incarnation)
-        cached = self._reader.updates.cached(
-            document.fragment, document.round, incarnation
-        )
+        name = _name_of(document, entry)
+        cached = self._reader.updates.cached(document.fragment, name)
         # A cached body was not verified: a good copy may have been put since.
         is_damaged = (document.fragment, document.round) in self._damage
         if cached is not None and not is_damaged:
             return cached
-        key = f"{keys.updates(document.fragment, document.round)}{incarnation}"
+        key = self._reader.view.key_of(document.fragment, name)
         try:
             return self._reader.updates.read(key, 2**62)
         except CorruptError:
@@ -306,8 +318,7 @@ class Outcomes:
         begin: int,
         end: int,
     ) -> np.ndarray:
-        incarnation = IncarnationKey(keys.slug(entry.island), entry.incarnation)
-        key = f"{keys.updates(document.fragment, document.round)}{incarnation}"
+        key = self._reader.view.key_of(document.fragment, _name_of(document, entry))
         first = _head_bytes(header)
         data = self._store.get(key, first + begin, end - begin)
         return np.frombuffer(data, np.uint8)
@@ -315,7 +326,7 @@ class Outcomes:
     def _key(self, document: RosterDocument, island: str) -> str:
         entry = document.roster.entry(island)
         assert entry is not None
-        return keys.update(document.fragment, document.round, island, entry.incarnation)
+        return self._reader.view.key_of(document.fragment, _name_of(document, entry))
 
     def _warn_of_damage(
         self, document: RosterDocument, damaged: tuple[str, ...]
@@ -338,7 +349,7 @@ class Outcomes:
         """Return the error for a round of which neither mean nor state is available."""
         fact = self._damage.get(
             (fragment, round),
-            f"All below {keys.updates(fragment, round)} is gone from the bucket",
+            f"Updates of round {round} of fragment {fragment} are gone from the bucket",
         )
         return CorruptError(
             f"{fact}, and no state that can be read has that round. {RESTORE} While "
@@ -410,6 +421,7 @@ class Outcomes:
                     round=document.round,
                     island=island,
                     incarnation=entry.incarnation,
+                    age=entry.age,
                 )
             )
         with self._lock:
@@ -441,13 +453,14 @@ class Outcomes:
 
     def _repair(self, want: Want) -> None:
         fragment, round = want.fragment, want.round
-        update = self.own_updates.get((fragment, round))
+        update = self.own_updates.get((fragment, want.label))
         last_mean = self._last_means.get(fragment)
         if update is not None and update.header.island == want.island:
             body = update.body.copy()
-            if self.own_updates.get((fragment, round)) is not update:
+            if self.own_updates.get((fragment, want.label)) is not update:
                 return  # its buffer may have been overwritten during the copy
-            key = keys.update(fragment, round, want.island, want.incarnation)
+            name = UpdateKey.of(want.label, want.island, want.incarnation)
+            key = self._reader.view.key_of(fragment, name)
             if update.header.incarnation == want.incarnation:
                 self._store.put(key, [pack(update.header), body.data])
                 self._note_repair(want, key)
@@ -465,6 +478,12 @@ class Outcomes:
             f"{want.fragment} was gone or damaged in the bucket: {key} is put there "
             "from this island's memory."
         )
+
+
+def _name_of(document: RosterDocument, entry: RosterEntry) -> UpdateKey:
+    """Return the update of an entry, as it is written in keys."""
+    round = document.round - entry.age
+    return UpdateKey.of(round, entry.island, entry.incarnation)
 
 
 def _holds(document: MemberDocument, fragment: int, round: int) -> bool:

@@ -21,14 +21,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
-import numpy as np
-
 from atoll import wire
-from atoll.errors import CorruptError, NoSuchObject, Refused, UsageError
+from atoll.errors import CorruptError, NoSuchObject, UsageError
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import RESTORE
-from atoll.exchange.bucket.keys import IncarnationKey, incarnation_of
-from atoll.exchange.bucket.means import DIRECT_ISLANDS
+from atoll.exchange.bucket.keys import IncarnationKey, UpdateKey, incarnation_of
+from atoll.exchange.bucket.updates import UpdateReader
 from atoll.exchange.bucket.view import (
     BEATS_PER_LEASE,
     LEASE_S,
@@ -41,9 +39,7 @@ from atoll.exchange.bucket.view import (
 from atoll.fields import JsonField
 from atoll.protocol.membership import latest_incarnation
 from atoll.runtime import Runtime
-from atoll.store import Item, Store
-from atoll.weights.verify import require_terms
-from atoll.wire.frame import MAX_HEADER_BYTES
+from atoll.store import Store
 
 MOVE_POLL_S = 2.0
 """Between two reads of the controls while the run is being moved."""
@@ -260,6 +256,9 @@ class BucketReader:
 
     def read_round(self, fragment: int) -> None:
         """Read the new updates of a fragment's open round, or its roster."""
+        if self.view.is_async:
+            self._read_arrivals(fragment)
+            return
         with self.lock:
             number = self.view.number(fragment)
         items = self.store.items(keys.round_prefix(fragment, number))
@@ -269,23 +268,42 @@ class BucketReader:
                 return  # else the run moves, and the roster may not move with it
         prefix = keys.updates(fragment, number)
         self.updates.read_new(
-            fragment, number, [item for item in items if item.key.startswith(prefix)]
+            fragment,
+            [
+                (UpdateKey(number, publisher), item)
+                for item in items
+                if item.key.startswith(prefix)
+                and (publisher := incarnation_of(item.key))
+            ],
+        )
+
+    def _read_arrivals(self, fragment: int) -> None:
+        """Read the rosters of a fragment, and the new updates that stand after them."""
+        self.read_rosters(fragment)
+        listed = self.store.items(keys.arrivals(fragment))
+        self.updates.read_new(
+            fragment,
+            [
+                (update, item)
+                for item in listed
+                if (update := keys.arrival_of(item.key))
+                and not self.updates.is_over(fragment, update)
+            ],
         )
 
     def read_standing(self, fragment: int) -> None:
         """Read by their keys the updates that documents name in the open round."""
         with self.lock:
-            number, incarnations = (
+            number, unread = (
                 self.view.number(fragment),
                 self.update_view.unread(fragment),
             )
-        if not incarnations:
+        if not unread:
             return
-        self.updates.read_new(fragment, number, _items(fragment, number, incarnations))
+        self.updates.read_named(fragment, unread)
         with self.lock:
             if self.view.number(fragment) == number:
-                unread = set(self.update_view.unread(fragment))
-                absent = unread.intersection(incarnations)
+                absent = set(self.update_view.unread(fragment)).intersection(unread)
                 self.update_view.note_absent(fragment, absent)
 
     def departed_ahead(self, fragment: int) -> list[wire.Header]:
@@ -298,11 +316,11 @@ class BucketReader:
         }
         with self.lock:
             incarnations.update(self.update_view.standing(fragment, number))
-        items = _items(fragment, number, sorted(incarnations))
-        self.updates.read_new(fragment, number, items)
+        ahead = [UpdateKey(number, publisher) for publisher in sorted(incarnations)]
+        self.updates.read_named(fragment, ahead)
         return self.update_view.accepted(
             header
-            for header, _ in self.updates.by_round[fragment, number].values()
+            for header, _ in self.updates.by_round.get((fragment, number), {}).values()
             if header.kind is wire.FrameKind.DEPARTING
         )
 
@@ -324,6 +342,21 @@ class BucketReader:
             ]
             furthest = max(furthest, number - 1, *published)
         return furthest
+
+    def last_rounds(self) -> tuple[int, ...]:
+        """Return the last round of each fragment if an asynchronous run ends now.
+
+        That is the open one, unless no update stands and every island has left.
+        """
+        for fragment in range(len(self.view.layout)):
+            self.read_round(fragment)
+        with self.lock:
+            documents = self.view.documents.values()
+            is_left = all(document.has_left for document in documents)
+            return tuple(
+                round.number - (is_left and not round.staged)
+                for round in self.view.state.rounds
+            )
 
     def read_rosters(self, fragment: int) -> None:
         """Read the rosters of a fragment, from its open round to the last closed.
@@ -387,6 +420,13 @@ class BucketReader:
             )
         if roster.move:
             self._refuse_frozen(key)
+        if roster.roster.counted and bool(roster.outer.buffer) != self.view.is_async:
+            has = "a share" if roster.outer.buffer else "no share"
+            mode = self.view.settings.sync.mode
+            raise CorruptError(
+                f"{key} has {has} of a buffer, and the run has sync.mode={mode!r}. "
+                f"{RESTORE}"
+            )
         self._require_linked(roster, key)
         return roster
 
@@ -527,163 +567,10 @@ class MemberReader:
         missing = round.missing(self._view.state.members, now_s)
         has_quorum = len(round.staged) >= self._view.settings.run.quorum
         last_round, last_s = self._last_reads.get(fragment, (0, 0.0))
-        is_due = last_round != round.number or now_s >= last_s + self._beat_s
+        # The rounds of an asynchronous run follow each other within a grace.
+        is_new = last_round != round.number and not self._view.is_async
+        is_due = is_new or now_s >= last_s + self._beat_s
         if not (missing and has_quorum and is_due):
             return frozenset()
         self._last_reads[fragment] = (round.number, now_s)
         return missing
-
-
-SMALL_BYTES = 2**20
-"""An update of at most this size is read in full, with one request."""
-
-UNKNOWN_BYTES = 2**62
-"""The size of an update that no list has shown: its header is read first."""
-
-_HEAD_BYTES = 16_384
-"""Upper bound of a header without its piece digests."""
-
-
-class UpdateReader:
-    """Reads the updates that islands have published. Any thread may call."""
-
-    def __init__(self, reader: BucketReader, members: MemberReader) -> None:
-        self._reader, self._members = reader, members
-        self._view, self._lock = reader.view, reader.lock
-        self._store, self._runtime = reader.store, reader.runtime
-        self.by_round: dict[
-            tuple[int, int], dict[IncarnationKey, tuple[wire.Header, np.ndarray]]
-        ] = {}
-        """Header of each update that was read, with its body if that is small."""
-
-        self._ignored: set[Item] = set()
-        """Objects under the keys of updates that are none."""
-
-    def has(self, fragment: int, round: int, incarnation: IncarnationKey) -> bool:
-        """Return whether an incarnation has published, by the update's key."""
-        return self.header(fragment, round, incarnation) is not None
-
-    def header(
-        self, fragment: int, round: int, incarnation: IncarnationKey
-    ) -> wire.Header | None:
-        """Return the header of an incarnation's update for a round, by its key."""
-        (item,) = _items(fragment, round, [incarnation])
-        update = self._read_checked(fragment, round, incarnation, item)
-        return update[0] if update else None
-
-    def read(self, key: str, size: int) -> tuple[wire.Header, np.ndarray]:
-        """Return the header of an update, and its body if that was read.
-
-        Raises:
-            NoSuchObject: there is none, or it was collected.
-            CorruptError: it is no frame.
-        """
-        elements = max([layout.elements for layout in self._view.layout])
-        first = min(_HEAD_BYTES + 32 * wire.piece_count(elements), MAX_HEADER_BYTES)
-        # With more islands, each reads a part of every update, and all of them in full
-        # would not fit in memory.
-        is_direct = len(self._view.documents) <= DIRECT_ISLANDS
-        if is_direct and size <= SMALL_BYTES:
-            first = max(first, size)
-        data = self._store.get(key, 0, first)
-        length = wire.header_length(data)
-        header = wire.unpack(data[:length])
-        body = data[length:] if len(data) == size else memoryview(b"")
-        return header, np.frombuffer(bytearray(body), np.uint8)
-
-    def add(self, header: wire.Header) -> None:
-        """Stage an update that this island has put, so that it is not read."""
-        incarnation = IncarnationKey(keys.slug(header.island), header.incarnation)
-        updates = self.by_round.setdefault((header.fragment, header.round), {})
-        updates.setdefault(incarnation, (header, np.empty(0, np.uint8)))
-        with self._lock:
-            self._reader.update_view.stage(header, self._runtime.now_s())
-
-    def cached(
-        self, fragment: int, round: int, incarnation: IncarnationKey
-    ) -> tuple[wire.Header, np.ndarray] | None:
-        """Return an update's header and body as they were read, if they were."""
-        return self.by_round.get((fragment, round), {}).get(incarnation)
-
-    def objection(self, header: wire.Header) -> str:
-        """Return why an update cannot count by the run's terms."""
-        if header.refused:
-            return ""
-        layout = self._view.layout[header.fragment]
-        try:
-            require_terms(header, layout, self._view.terms(header.fragment))
-        except Refused as exc:
-            return f"terms: {exc}"[:400]
-        return ""
-
-    def read_new(self, fragment: int, round: int, items: list[Item]) -> None:
-        """Read and stage those of a round's updates that were not read before."""
-        updates = self.by_round.setdefault((fragment, round), {})
-        fresh = [
-            (incarnation, item)
-            for item in items
-            if (incarnation := incarnation_of(item.key))
-            and incarnation not in updates
-            and item not in self._ignored
-        ]
-        has_read = self._reader.member_view.has_read
-        if not all(has_read(incarnation) for incarnation, _ in fresh):
-            self._members.read()
-        reads = [partial(self._read_checked, fragment, round, *pair) for pair in fresh]
-        for (incarnation, _), update in zip(
-            fresh, self._runtime.gather(reads), strict=True
-        ):
-            if update is not None:
-                updates[incarnation] = update
-        for header, _ in list(updates.values()):
-            with self._lock:
-                self._reader.update_view.stage(
-                    header, self._runtime.now_s(), objection=self.objection(header)
-                )
-
-    def _read_checked(
-        self, fragment: int, round: int, incarnation: IncarnationKey, item: Item
-    ) -> tuple[wire.Header, np.ndarray] | None:
-        """Return an update's header, and its body if small; None: it is no update."""
-        read = partial(self.read, item.key, item.size)
-        try:
-            update = self._reader.ignore_corrupt(item.key, read)
-        except NoSuchObject:
-            return None  # collected since it was listed
-        if update is None:
-            self._ignored.add(item)
-            return None
-        header = update[0]
-        if item.size not in (UNKNOWN_BYTES, wire.frame_bytes(header)):
-            self._reader.warn_once(
-                f"{item.key} has {item.size} bytes, and its header says "
-                f"{wire.frame_bytes(header)}: it is cut off, and is ignored."
-            )
-            self._ignored.add(item)
-            return None
-        named = (header.run, header.fragment, header.round, header.incarnation)
-        is_named = named == (self._reader.run, fragment, round, incarnation.incarnation)
-        is_island = keys.slug(header.island) == incarnation.slug
-        if not (is_named and is_island and header.kind.is_update):
-            self._reader.warn_once(
-                f"{item.key} holds the {header.name}, and is ignored."
-            )
-            self._ignored.add(item)
-            return None
-        return update
-
-    def forget(self, fragment: int, before: int) -> None:
-        """Drop the cached updates of a fragment's rounds before one."""
-        for key in list(self.by_round):
-            if key[0] == fragment and key[1] < before:
-                self.by_round.pop(key, None)
-
-
-def _items(
-    fragment: int, round: int, incarnations: Iterable[IncarnationKey]
-) -> list[Item]:
-    """Return the updates of incarnations, as if a list had shown them."""
-    prefix = keys.updates(fragment, round)
-    return [
-        Item(f"{prefix}{incarnation}", UNKNOWN_BYTES) for incarnation in incarnations
-    ]

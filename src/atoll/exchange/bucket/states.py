@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from atoll.exchange.bucket.large_objects import StateObjects, anonymous, put_par
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
 from atoll.protocol.coordinator_state import CoordinatorState
+from atoll.protocol.rounds import KNOWN_BASES, ListedUpdate
 from atoll.weights import FragmentState
 from atoll.wire import Header, pack, verify_body
 
@@ -64,8 +66,18 @@ class States:
                     latest.bases,
                     self._runtime.now_s(),
                     head=head,
+                    listed=_listed_in(latest),
                 )
+            self._settle_end(fragment, latest.round)
         self._reader.read_rosters(fragment)
+
+    def _settle_end(self, fragment: int, round: int) -> None:
+        """Read the roster of a state's round, if that may be the last of a fragment."""
+        view = self._reader.view
+        if view.is_async and view.state.last_of(fragment) == round:
+            roster = self._reader.roster(fragment, round)
+            with self._reader.lock:
+                view.settle_end(roster, self._runtime.now_s())
 
     def _head_after(self, document: StateDocument) -> RosterHead:
         """Return the head that the roster after a state follows."""
@@ -174,11 +186,15 @@ class States:
             behind = view.number(fragment) - 1 - self._written.get(fragment, 0)
             live = sorted(view.live(self._runtime.now_s()))
         turn = live.index(island) if island in live else len(live)
-        if behind < self._every_rounds + turn:
+        due = self._every_rounds + turn
+        if view.is_async:
+            # A window of all islands has about as many rounds as there are islands.
+            due = self._every_rounds * max(1, len(live)) + turn
+        if behind < due:
             return False
         self._latest(fragment)  # another island may have written one since
         behind = view.number(fragment) - 1 - self._written.get(fragment, 0)
-        return behind >= self._every_rounds + turn
+        return behind >= due
 
     def write(self, frame: Frame) -> None:
         """Put a state, part by part, and at last the document that completes it."""
@@ -213,7 +229,10 @@ class States:
         with self._reader.lock:
             state = self._reader.view.state
             counted = counted_progress(state, header.fragment)
-            bases = state.rounds[header.fragment].bases[-BASES:]
+            is_async = self._reader.view.is_async
+            num_bases = KNOWN_BASES if is_async else BASES
+            bases = state.rounds[header.fragment].bases[-num_bases:]
+            listed = _listed_rows(state, header.fragment) if is_async else None
         return StateDocument(
             run=header.run,
             fragment=header.fragment,
@@ -223,6 +242,7 @@ class States:
             counted=counted,
             bases=bases,
             roster=roster,
+            listed=listed,
         )
 
     def collect(self, fragment: int) -> None:
@@ -240,13 +260,40 @@ class States:
             return
         # Rounds first: if this is interrupted, the older states show where to resume.
         before = rounds[KEPT_STATES] if len(rounds) > KEPT_STATES else 0
-        for round in range(before + 1, rounds[KEPT_STATES - 1] + 1):
-            prefix = keys.round_prefix(fragment, round)
-            self._remove(prefix, retained=keys.roster(fragment, round))
+        closed = range(before + 1, rounds[KEPT_STATES - 1] + 1)
+        if self._reader.view.is_async:
+            self._collect_arrivals(fragment, closed)
+        else:
+            for round in closed:
+                prefix = keys.round_prefix(fragment, round)
+                self._remove(prefix, retained=keys.roster(fragment, round))
         begun = self._objects.rounds(fragment, is_complete=False)
         for old in sorted(filter(rounds[KEPT_STATES - 1].__gt__, begun)):
             prefix = f"{keys.states(fragment)}{old}/"
             self._remove(prefix, first=keys.state_complete(fragment, old))
+
+    def _collect_arrivals(self, fragment: int, rounds: range) -> None:
+        """Remove the updates that the rosters of rounds list, and the rounds' means.
+
+        And those before them: what no roster lists stands, however old it is.
+        """
+        reads = [partial(self._reader.closed_roster, fragment, n) for n in rounds]
+        over: list[str] = []
+        latest: dict[str, tuple[int, int]] = {}
+        for document in self._runtime.gather(reads):
+            shards = range(max(1, len(document.shards)))
+            over += [keys.mean(fragment, document.round, shard) for shard in shards]
+            for entry in document.roster.entries:
+                label = document.round - entry.age
+                latest[keys.slug(entry.island)] = entry.incarnation, label
+        for key in self._reader.list_keys(keys.arrivals(fragment)):
+            update = keys.arrival_of(key)
+            listed = latest.get(update.publisher.slug) if update else None
+            if update is None or listed is None:
+                continue
+            if (update.publisher.incarnation, update.round) <= listed:
+                over.append(key)
+        self._store.remove(over)
 
     def _remove(self, prefix: str, *, first: str = "", retained: str = "") -> None:
         listed = [item.key for item in self._store.items(prefix)]
@@ -379,3 +426,28 @@ def counted_progress(
         for island, fragments in sorted(state.counted.by_island.items())
         if (work := fragments[fragment])
     )
+
+
+def _listed_rows(
+    state: CoordinatorState, fragment: int
+) -> tuple[documents.ListedRow, ...]:
+    """Return the last update of each island that rosters of a fragment list."""
+    return tuple(
+        documents.ListedRow(
+            island=island,
+            round=last.round,
+            label=last.label,
+            incarnation=last.incarnation,
+        )
+        for (index, island), last in sorted(state.counted.listed.items())
+        if index == fragment
+    )
+
+
+def _listed_in(document: StateDocument) -> dict[str, ListedUpdate]:
+    return {
+        row.island: ListedUpdate(
+            round=row.round, label=row.label, incarnation=row.incarnation
+        )
+        for row in document.listed or ()
+    }

@@ -18,10 +18,12 @@ Nothing here waits or reads: `BucketReader` does, and updates the view.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from atoll.errors import CorruptError, UsageError
+from atoll.exchange.bucket import keys
 from atoll.exchange.bucket.documents import (
     ControlDocument,
     CountedProgress,
@@ -30,18 +32,20 @@ from atoll.exchange.bucket.documents import (
     RosterHead,
     StandingUpdate,
 )
-from atoll.exchange.bucket.keys import IncarnationKey, slug
+from atoll.exchange.bucket.keys import IncarnationKey, UpdateKey, slug
 from atoll.protocol import HeldRound, ModelSpec, Position, Reception, events
 from atoll.protocol.coordinator import advance, roster_of
 from atoll.protocol.coordinator_state import CoordinatorState, Move
 from atoll.protocol.membership import EVICTED, Member, max_schedule_step
 from atoll.protocol.messages import CountedWork
 from atoll.protocol.observer import UNKNOWN_BASE
-from atoll.protocol.operators import last_by_tokens
-from atoll.protocol.rounds import Round
+from atoll.protocol.operators import is_to_end, last_by_tokens
+from atoll.protocol.rounds import ListedUpdate, Round
 from atoll.settings import EPOCH_KEYS, RunSettings
 from atoll.weights import Layout, Terms, lay_out, terms_of
 from atoll.wire import FrameKind, Header, OuterValues, Roster, RosterEntry, Verdict
+
+NOTHING_LISTED: Mapping[str, ListedUpdate] = MappingProxyType({})
 
 LEASE_S = 30.0
 """How long an island stays a member while its document does not change."""
@@ -73,6 +77,8 @@ class RunView:
         """The controls, without void ones and those about moves."""
 
         self.moves = MoveControls()
+        self.stop_number = 0
+        """The number of the control that decided the end of an asynchronous run."""
 
     def advance(self, event: events.Event, now_s: float) -> None:
         """Apply an observed event, as the coordinator's machine does."""
@@ -115,6 +121,7 @@ class RunView:
         now_s: float,
         *,
         head: RosterHead,
+        listed: Mapping[str, ListedUpdate] = NOTHING_LISTED,
     ) -> None:
         """Begin with the rounds after a state: the rosters before it are not read."""
         self.heads[fragment] = head
@@ -126,7 +133,14 @@ class RunView:
                 tokens=progress.tokens,
             )
             windows[progress.island] = progress.window
-        self.advance(events.StateSeen(fragment, round, works, bases, windows), now_s)
+        seen = events.StateSeen(fragment, round, works, bases, windows, listed)
+        self.advance(seen, now_s)
+
+    def settle_end(self, document: RosterDocument, now_s: float) -> None:
+        """Move the end of a fragment by a roster whose closer did not know of it."""
+        if document.controls < self.stop_number:
+            passed = events.EndPassed(document.fragment, document.round)
+            self.advance(passed, now_s)
 
     def reception(self, header: Header) -> Reception:
         """Judge an update by its header; one beyond the last round is never wanted.
@@ -137,7 +151,40 @@ class RunView:
         if self.state.never_opens(header.round, fragment=header.fragment):
             return Reception.COMMITTED
         round = self.state.round_of(header)
-        return round.receive(header, its_island="in step")
+        return round.receive(header, its_island="in step", listed=self.listed(header))
+
+    @property
+    def is_async(self) -> bool:
+        """Whether an update counts in the round that is open when it is read."""
+        return self.settings.sync.mode == "async"
+
+    def key_of(self, fragment: int, update: UpdateKey) -> str:
+        """Return the key at which an update is put."""
+        if self.is_async:
+            return keys.arrival(fragment, update)
+        return f"{keys.updates(fragment, update.round)}{update.publisher}"
+
+    def listed(self, header: Header) -> ListedUpdate | None:
+        """Return the last update of the same island that a roster lists.
+
+        Only for asynchronous runs.
+        """
+        return self.state.counted.listed.get((header.fragment, header.island))
+
+    def is_over(self, fragment: int, island: str, update: UpdateKey) -> bool:
+        """Return whether a roster of an asynchronous run lists an update, or a later.
+
+        Those of an earlier incarnation are over with the first of the next: it joins
+        when all of them are listed, except those that no roster can list.
+        """
+        last = self.state.counted.listed.get((fragment, island))
+        order = (update.publisher.incarnation, update.round)
+        return last is not None and (last.incarnation, last.label) >= order
+
+    def stands(self, header: Header) -> bool:
+        """Return whether no roster of an asynchronous run lists an update."""
+        round = self.state.rounds[header.fragment]
+        return round.stands(header, self.listed(header))
 
     def position(self, now_s: float, *, island: str | None = None) -> Position:
         """Return the run's position, with its requests to a member."""
@@ -159,6 +206,11 @@ class RunView:
         return bool(others - {digest}) or (closed is not None and closed.base != digest)
 
 
+def _order(header: Header) -> tuple[int, int]:
+    """Return the place of an update among those of its island."""
+    return header.incarnation, header.round
+
+
 KEPT_ROSTERS = 8
 """Rosters of each fragment in memory; older ones are read again when needed."""
 
@@ -168,7 +220,7 @@ class UpdateView:
 
     def __init__(self, view: RunView) -> None:
         self._view = view
-        self._absent: set[tuple[int, IncarnationKey]] = set()
+        self._absent: set[tuple[int, UpdateKey]] = set()
         """By fragment, updates that a member document names, and that do not exist."""
 
         self._objections: dict[tuple[int, str], str] = {}
@@ -176,15 +228,36 @@ class UpdateView:
     def stage(self, header: Header, now_s: float, *, objection: str = "") -> bool:
         """Stage an update for the open round; return whether it can count."""
         round = self._view.state.rounds[header.fragment]
-        if header.round != round.number or header.island in round.staged:
+        staged = round.staged.get(header.island)
+        if self._view.is_async:
+            if not self._comes_first(header, staged):
+                return False
+        elif header.round != round.number or staged is not None:
             return header.round == round.number
         if not self._is_accepted(header):
             return False
+        if staged is not None:
+            self._drop(header.fragment, header.island, now_s)
         if objection:
             self._objections[header.fragment, header.island] = objection
         until_s = now_s + self._view.lease_s
         self._view.advance(events.UpdateSeen(header, until_s), now_s)
         return True
+
+    def _comes_first(self, header: Header, staged: Header | None) -> bool:
+        """Return whether an update of an asynchronous run is to be staged.
+
+        Of several that stand, rosters list the earliest first: a list that lags behind
+        may show them in another order.
+        """
+        number = self._view.number(header.fragment)
+        if header.round > number or not self._view.stands(header):
+            return False
+        return staged is None or _order(header) < _order(staged)
+
+    def _drop(self, fragment: int, island: str, now_s: float) -> None:
+        self._objections.pop((fragment, island), None)
+        self._view.advance(events.UpdateRevoked(fragment, island), now_s)
 
     def _is_accepted(self, header: Header) -> bool:
         document = self._view.documents.get(header.island)
@@ -207,43 +280,63 @@ class UpdateView:
         for round in self._view.state.rounds:
             header = round.staged.get(island)
             if header is not None and not self._is_accepted(header):
-                self._objections.pop((round.fragment, island), None)
-                self._view.advance(events.UpdateRevoked(round.fragment, island), now_s)
+                self._drop(round.fragment, island, now_s)
 
     def standing(self, fragment: int, round: int) -> list[IncarnationKey]:
         """Return the publishers of updates that documents name in a round."""
         return [
-            IncarnationKey(slug(name), update.incarnation)
-            for name, document in self._view.documents.items()
-            for update in document.stands
-            if (update.fragment, update.round) == (fragment, round)
+            update.publisher
+            for _, update in self._named(fragment)
+            if update.round == round
         ]
 
-    def unread(self, fragment: int) -> list[IncarnationKey]:
-        """Return the publishers of updates that documents name, and that were not read.
+    def _named(self, fragment: int) -> list[tuple[str, UpdateKey]]:
+        """Return the updates that documents name in a fragment, with their islands."""
+        return [
+            (
+                name,
+                UpdateKey.of(update.round, name, update.incarnation),
+            )
+            for name, document in self._view.documents.items()
+            for update in document.stands
+            if update.fragment == fragment
+        ]
+
+    def unread(self, fragment: int) -> list[UpdateKey]:
+        """Return updates of the open round that documents name, and that were not read.
 
         A list of the open round may lag behind, or be older than a farewell.
         """
-        round = self._view.state.rounds[fragment]
-        standing = self.standing(fragment, round.number)
-        staged = {slug(name) for name in round.staged} if standing else set()
         return [
-            incarnation
-            for incarnation in standing
-            if incarnation.slug not in staged
-            and (fragment, incarnation) not in self._absent
+            update
+            for name, update in self._named(fragment)
+            if (fragment, update) not in self._absent
+            and self._is_unread(fragment, name, update)
         ]
 
-    def note_absent(
-        self, fragment: int, incarnations: Iterable[IncarnationKey]
-    ) -> None:
+    def _is_unread(self, fragment: int, name: str, update: UpdateKey) -> bool:
+        round = self._view.state.rounds[fragment]
+        staged = round.staged.get(name)
+        if not self._view.is_async:
+            return update.round == round.number and staged is None
+        if update.round > round.number or self._view.is_over(fragment, name, update):
+            return False
+        order = (update.publisher.incarnation, update.round)
+        return staged is None or order < _order(staged)
+
+    def note_absent(self, fragment: int, updates: Iterable[UpdateKey]) -> None:
         """Record that updates do not exist, although documents name them."""
-        self._absent.update((fragment, incarnation) for incarnation in incarnations)
+        self._absent.update((fragment, update) for update in updates)
 
     def departing(
         self, fragment: int, *, within: int
     ) -> list[tuple[str, StandingUpdate]]:
-        """Return updates that farewells name in the last closed rounds."""
+        """Return updates that farewells name in the last closed rounds.
+
+        In an asynchronous run they stand, and need not be put into a later round.
+        """
+        if self._view.is_async:
+            return []
         number = self._view.number(fragment)
         return [
             (name, update)
@@ -274,6 +367,7 @@ class UpdateView:
         self._view.rosters[document.fragment, document.round] = document
         self._view.rosters.pop((document.fragment, document.round - KEPT_ROSTERS), None)
         self._forget(document.fragment)
+        self._view.settle_end(document, now_s)
         outer = self._view.terms(document.fragment).outer
         seen = events.RosterSeen(
             document.fragment, document.roster, document.base, outer
@@ -303,6 +397,10 @@ class UpdateView:
             return None
         return round, self.roster_now(round, now_s)
 
+    def is_to_end(self) -> bool:
+        """Return whether the open rounds of an asynchronous run are to be its last."""
+        return self._view.is_async and is_to_end(self._view.state)
+
     def ended_by_tokens(self) -> int | None:
         """Return the last round, if `end_tokens` make it earlier than it was."""
         return last_by_tokens(self._view.state)
@@ -320,7 +418,8 @@ class UpdateView:
         )
 
     def _forget(self, fragment: int) -> None:
-        self._absent = {update for update in self._absent if update[0] != fragment}
+        if not self._view.is_async:
+            self._absent = {update for update in self._absent if update[0] != fragment}
         self._objections = {
             key: value for key, value in self._objections.items() if key[0] != fragment
         }
@@ -341,6 +440,7 @@ class MemberView:
         """When each document was last read, changed or not."""
 
         self._names: dict[IncarnationKey, str] = {}
+        self._names_of_slugs: dict[str, str] = {}
         self._latest: dict[str, int] = {}
         self._evicted: set[tuple[str, int]] = set()
 
@@ -357,6 +457,7 @@ class MemberView:
             return
         self._view.documents[beat.island] = document
         self._names[IncarnationKey(slug(beat.island), beat.incarnation)] = beat.island
+        self._names_of_slugs[slug(beat.island)] = beat.island
         self._latest[slug(beat.island)] = beat.incarnation
         is_evicted = (beat.island, beat.incarnation) in self._evicted
         member = Member(
@@ -410,6 +511,10 @@ class MemberView:
     def name_of(self, incarnation: IncarnationKey) -> str | None:
         """Return the island of an incarnation; None: its document was not read."""
         return self._names.get(incarnation)
+
+    def name_of_slug(self, slug: str) -> str | None:
+        """Return the island of a slug; None: no document of it was read."""
+        return self._names_of_slugs.get(slug)
 
     def has_read(self, incarnation: IncarnationKey) -> bool:
         """Return whether a document of this or a later incarnation was read."""
@@ -465,7 +570,9 @@ class BaseView:
         named = [
             header.base
             for header in round.staged.values()
-            if header.kind is not FrameKind.DEPARTING and not header.refused
+            if header.round == round.number
+            and header.kind is not FrameKind.DEPARTING
+            and not header.refused
         ]
         named += [
             document.beat.holds[fragment].digest
@@ -506,11 +613,23 @@ class ControlView:
                 self._view.advance(events.PauseRequested(is_paused), now_s)
             case "save":
                 self._view.advance(events.SaveRequested(), now_s)
+            case "stop" if document.last_rounds is not None:
+                return self._end(document, now_s)
             case "stop":
                 self._view.advance(events.StopSeen(document.last_round), now_s)
             case "evict" if document.island is not None:
                 self._members.evict(document.island, document.incarnation, now_s)
         return True
+
+    def _end(self, document: ControlDocument, now_s: float) -> bool:
+        """Apply the end of an asynchronous run; it is void if there is one already."""
+        before = self._view.state.last_rounds
+        seen = events.StopSeen(None, document.last_rounds)
+        self._view.advance(seen, now_s)
+        is_decided = before is None and self._view.state.last_rounds is not None
+        if is_decided:
+            self._view.stop_number = len(self._view.controls)
+        return is_decided
 
     def _set(self, document: ControlDocument, now_s: float) -> bool:
         if not EPOCH_KEYS.issuperset(document.values):

@@ -29,7 +29,7 @@ from atoll.exchange.bucket.documents import (
     parse,
 )
 from atoll.exchange.bucket.exchange import FRESH_S
-from atoll.exchange.bucket.keys import IncarnationKey
+from atoll.exchange.bucket.keys import IncarnationKey, UpdateKey
 from atoll.exchange.bucket.means import Pieces
 from atoll.protocol import Reception
 from atoll.protocol.island import CARRIED_ROUNDS
@@ -78,6 +78,12 @@ class BucketReferee:
         self._states: list[FragmentState] = []
         self._members: dict[str, MemberDocument] = {}
         self._last_round = settings.run.end_rounds
+        self._last_rounds: list[int] | None = None
+        """Of each fragment, once the end of an asynchronous run is decided."""
+
+        self._stop_number = 0
+        """The number of the control that has decided it."""
+
         self.closers = CloserCheck(world, bucket, watch)
         bucket.on_put = self._put
 
@@ -92,13 +98,25 @@ class BucketReferee:
 
     @property
     def is_ending(self) -> bool:
-        last = self._last_round
-        return any(state.round + 1 == last for state in self._states)
+        return any(
+            state.round + 1 == last
+            for state, last in zip(self._states, self._lasts, strict=True)
+        )
 
     @property
     def has_ended(self) -> bool:
-        last = self._last_round
-        return last is not None and all(state.round >= last for state in self._states)
+        return all(
+            last is not None and state.round >= last
+            for state, last in zip(self._states, self._lasts, strict=True)
+        ) and bool(self._states)
+
+    @property
+    def _lasts(self) -> list[int | None]:
+        """The last round of each fragment, as far as it is decided."""
+        if self._last_rounds is not None:
+            return list(self._last_rounds)
+        last = None if self._settings.sync.is_async else self._last_round
+        return [last] * len(self._states)
 
     @property
     def digests(self) -> list[bytes]:
@@ -138,8 +156,17 @@ class BucketReferee:
             self._run_put(parse(documents.RUN, content, key=key))
         elif key.startswith(keys.CONTROL):
             control = parse(documents.CONTROL, content, key=key)
-            if control.action == "stop":
+            if control.action == "stop" and control.last_rounds is None:
                 self._last_round = control.last_round
+            elif control.action == "stop" and self._last_rounds is None:
+                self._stop_number = int(key.removeprefix(keys.CONTROL))
+                # Rosters that were put before it did not know of it.
+                self._last_rounds = [
+                    max(last, state.round + 1)
+                    for last, state in zip(
+                        control.last_rounds or (), self._states, strict=True
+                    )
+                ]
 
     def _member_put(self, document: MemberDocument) -> None:
         beat = document.beat
@@ -189,6 +216,7 @@ class BucketReferee:
             return
         header, body = self._agreed(document)
         state.apply(header, body)
+        self._note_end(document)
         self._excuse(document)
         now_s = self._world.scheduler.now_s
         commit = claims.CommittedRound(header, body.tobytes(), state.digest, now_s)
@@ -198,6 +226,16 @@ class BucketReferee:
         }
         trace = CommitTrace(document.fragment, document.round, verdicts)
         self._world.scheduler.emit(STORE, "commit", str(trace))
+
+    def _note_end(self, document: RosterDocument) -> None:
+        """Note the last round of a fragment, which its closer must know as such."""
+        fragment = document.fragment
+        if self._last_rounds is None or document.round != self._last_rounds[fragment]:
+            return
+        if document.controls < self._stop_number:
+            self._last_rounds[fragment] += 1
+        else:
+            self._watch.rounds.ends(fragment, document.round)
 
     def _update_put(self, content: bytes) -> None:
         """Note an update that another island has brought into a later round."""
@@ -217,9 +255,16 @@ class BucketReferee:
                 history.bring_forward(header, body, history.updates[digest_before])
 
     def _excuse(self, document: RosterDocument) -> None:
-        """Note the departing updates that the closer of a round may have missed."""
+        """Note the departing updates that the closer of a round may have missed.
+
+        In an asynchronous run the next round lists them, unless there is none.
+        """
         decided_s = self.closers.decided_s(document)
         prefix = keys.updates(document.fragment, document.round)
+        if self._settings.sync.is_async:
+            if document.round != self._lasts[document.fragment]:
+                return
+            prefix = keys.arrivals(document.fragment)
         for key in self._bucket.objects:
             data = self._bucket.original(key)
             if key.startswith(prefix) and data is not None:
@@ -247,7 +292,7 @@ class BucketReferee:
     ) -> tuple[Header | None, np.ndarray]:
         """Return a counted update, which must exist before its roster."""
         position = (document.fragment, document.round)
-        key = keys.update(*position, entry.island, entry.incarnation)
+        key = key_of(document, entry, is_async=self._settings.sync.is_async)
         data = self._bucket.original(key)
         header = unpack(data[: header_length(data)]) if data else None
         if data is None or header is None or update_digest(header) != entry.digest:
@@ -344,11 +389,9 @@ class CloserCheck:
     ) -> None:
         """Report an update that a poll before the decision would have found."""
         listed = {entry.island for entry in document.roster.entries if entry.digest}
-        prefix = keys.updates(document.fragment, document.round)
         before_s = self._world.scheduler.now_s - LOOK_S
         for name, member in reader.view.documents.items():
-            key = f"{prefix}{IncarnationKey(keys.slug(name), member.beat.incarnation)}"
-            put_s = self._bucket.changed_s.get(key)
+            put_s = self._published_s(document, member, reader)
             if name in listed or put_s is None or put_s > before_s:
                 continue
             self._watch.report(
@@ -357,6 +400,37 @@ class CloserCheck:
                 f"closes {_name(document)} without {name}, whose update exists "
                 f"since {put_s:.3f} s",
             )
+
+    def _published_s(
+        self, document: RosterDocument, member: MemberDocument, reader: BucketReader
+    ) -> float | None:
+        """Return when an island has put an update that the roster could list."""
+        island, incarnation = member.beat.island, member.beat.incarnation
+        if not reader.view.is_async:
+            prefix = keys.updates(document.fragment, document.round)
+            key = f"{prefix}{IncarnationKey(keys.slug(island), incarnation)}"
+            return self._bucket.changed_s.get(key)
+        first = keys.arrival(document.fragment, UpdateKey.of(0, island, incarnation))
+        standing = [
+            put_s
+            for key, put_s in self._bucket.changed_s.items()
+            if key.startswith(first[:-1])
+            and (update := keys.arrival_of(key))
+            and update.round <= document.round
+            and not reader.view.is_over(document.fragment, island, update)
+            and key in self._bucket.objects
+        ]
+        return min(standing, default=None)
+
+
+def key_of(document: RosterDocument, entry: RosterEntry, *, is_async: bool) -> str:
+    """Return the key of an update that a roster lists."""
+    if not is_async:
+        position = (document.fragment, document.round)
+        return keys.update(*position, entry.island, entry.incarnation)
+    label = document.round - entry.age
+    update = UpdateKey.of(label, entry.island, entry.incarnation)
+    return keys.arrival(document.fragment, update)
 
 
 def _roster_key(document: RosterDocument) -> tuple[int, int, bytes]:
@@ -380,7 +454,7 @@ def _may_count(
         member.beat.incarnation == entry.incarnation
         or any(
             (stand.fragment, stand.round, stand.incarnation)
-            == (document.fragment, document.round, entry.incarnation)
+            == (document.fragment, document.round - entry.age, entry.incarnation)
             for stand in member.stands
         )
     )

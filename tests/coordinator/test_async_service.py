@@ -87,6 +87,17 @@ def test_an_update_counts_once_in_a_later_round() -> None:
     assert not service.staged
 
 
+def test_an_update_that_closes_the_last_round_is_not_kept() -> None:
+    """It arrives when the round waits no longer, and no other round opens."""
+    service, _, (a, b) = make("a", "b", end_rounds=1)
+    service.handle(update(service, a, 1.0), 0.0)
+
+    answer = service.handle(update(service, b, 5.0), 2 * LEASE_S)
+    assert answer is Reception.COMMITTED
+    assert service.state.rounds[0].number == 2
+    assert not service.staged
+
+
 def test_a_restart_knows_what_rosters_listed() -> None:
     """A repeat of a counted and of a refused update changes nothing after it, too."""
     service, disk, (a, b, c) = make("a", "b", "c")

@@ -6,9 +6,10 @@ reach them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -18,10 +19,13 @@ from atoll.exchange import Frame, Outcome
 from atoll.exchange.calls import OutcomeCall
 from atoll.island.fragment import IslandFragment, UpdateInFlight
 from atoll.island.memory import WholeMemory
-from atoll.journal import Journal
+from atoll.island.receipts import ReceiptReader
+from atoll.island.saved_state import AppliedOutcome
+from atoll.journal import Journal, replay
 from atoll.journal.log import RecordLog
-from atoll.protocol import Reception
+from atoll.protocol import Reception, coordinator_state
 from atoll.protocol.events import CloseRound
+from atoll.protocol.island import FragmentSync, decide
 from atoll.protocol.membership import Member, Members
 from atoll.wire import Header, Roster, RosterEntry, Verdict, update_digest
 
@@ -161,6 +165,58 @@ def _with_late(told: Outcome, late: Header) -> Outcome:
     return replace(told, agreed=Frame(again, told.agreed.body))
 
 
+@contextmanager
+def refused_updates_are_not_listed() -> Iterator[None]:
+    """An asynchronous run forgets that a roster lists an update that was refused."""
+
+    def listed_updates(real: Any, roster: Roster, **named: Any) -> Any:
+        return real(Roster(tuple(roster.counted)), **named)
+
+    with (
+        replaced(coordinator_state, "listed_updates", listed_updates),
+        replaced(replay, "listed_updates", listed_updates),
+    ):
+        yield
+
+
+def share_from_rounds() -> AbstractContextManager[object]:
+    """A round fills one place of a buffer, however many updates it counts."""
+
+    def buffer_share(real: Any, ages: Sequence[int], **named: Any) -> float:
+        share: float = real(ages[:1], **named)
+        return share
+
+    # `atoll.weights.reduce` is the function of that name.
+    module = import_module("atoll.weights.reduce")
+    return replaced(module, "buffer_share", buffer_share)
+
+
+def adopts_at_the_first_outcome() -> AbstractContextManager[object]:
+    """An island takes the first outcome after its seal for its update's receipt."""
+
+    def note(
+        real: Any,
+        reader: ReceiptReader,
+        slot: IslandFragment,
+        sealed: UpdateInFlight,
+        book: FragmentSync,
+        outcome: Outcome,
+    ) -> None:
+        real(reader, slot, sealed, book, outcome)
+        if sealed.receipt is not None or sealed.frame is None:
+            return
+        sealed.listed = through = slot.state.round
+        sealed.receipt = AppliedOutcome(
+            decision=decide(book, Verdict.COUNTED, through=through, listed=through),
+            verdict=Verdict.COUNTED,
+            reason="",
+            through=through,
+            position=outcome.position,
+        )
+
+    return replaced(ReceiptReader, "_note", note)
+
+
 BUGS: dict[str, Bug] = {
     "a retried update applied twice": retried_update_applied_twice,
     "a commit answered before the flush": commit_answered_before_the_flush,
@@ -169,4 +225,7 @@ BUGS: dict[str, Bug] = {
         carried_update_keeps_its_new_residual
     ),
     "a roster decided twice": roster_decided_twice,
+    "a refused update that is not listed": refused_updates_are_not_listed,
+    "a share from rounds instead of updates": share_from_rounds,
+    "an outcome taken for a receipt": adopts_at_the_first_outcome,
 }

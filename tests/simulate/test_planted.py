@@ -19,6 +19,9 @@ CAUGHT_AS = {
     "a lease not fenced by incarnation": "zombies change nothing",
     "a carried update that keeps its new residual": "work conserved",
     "a roster decided twice": "same outcome",
+    "a refused update that is not listed": "counted once",
+    "a share from rounds instead of updates": "true mean",
+    "an outcome taken for a receipt": "work conserved",
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from atoll.simulate import FaultPlan, TraceEvent
 from atoll.simulate import report as page
 from atoll.simulate import story as wording
-from atoll.simulate.report import Page, table, wrap
+from atoll.simulate.report import Page, table, tally_cells, tally_columns, wrap
 from atoll.simulate.story import (
     CommitTrace,
     Narrator,
@@ -68,13 +68,33 @@ def commit(at_s: float, round: int, fragment: int = 0, **verdicts: str) -> Trace
     return TraceEvent(at_s, "coordinator", "commit", about)
 
 
-def lines(*happenings: TraceEvent, is_verbose: bool = False) -> list[str]:
+def lines(
+    *happenings: TraceEvent, is_verbose: bool = False, is_async: bool = False
+) -> list[str]:
     """Return the page of these happenings."""
-    page = Page(ISLANDS, rounds=9, is_verbose=is_verbose)
+    page = Page(ISLANDS, rounds=9, is_verbose=is_verbose, is_async=is_async)
     said = [
         line for entry in told(FaultPlan(), *happenings) for line in page.add(entry)
     ]
     return [line.text for line in [*said, *page.flush()]]
+
+
+def test_a_round_of_an_asynchronous_run_says_how_old_its_updates_are() -> None:
+    """Who is not in it is not missing, and rounds of other ages are other lines."""
+    verdicts = {"i0": "counted", "i2": "counted"}
+    old = [CommitTrace(0, 3, verdicts, ages) for ages in ({}, {"i0": 2, "i2": 2})]
+    commits = [TraceEvent(1.0, "coordinator", "commit", str(each)) for each in old]
+
+    assert [line.split(maxsplit=3)[3] for line in lines(*commits, is_async=True)] == [
+        "f0   #.#  2 counted",
+        "f0   #.#  2 counted, i0 i2 at age 2",
+    ]
+    narrator = Narrator(FaultPlan(), ISLANDS, lambda entry: None)
+    for event in commits:
+        narrator.add(event)
+    cells = tally_cells(narrator.tallies["i2"], is_async=True)
+    assert dict(zip(tally_columns(True), cells, strict=True))["age"] == "1.0"
+    assert "late" in tally_columns(False)
 
 
 def test_every_fault_begins_and_ends_in_words() -> None:

@@ -112,7 +112,8 @@ def test_a_line_of_a_timeline_says_when_who_and_what() -> None:
 @pytest.mark.parametrize("verdicts", [{}, {"i0": "counted"}, {"a b": "late", "c": "x"}])
 def test_a_commit_can_be_read_from_its_text(verdicts: dict[str, str]) -> None:
     """What a happening is about is the round, whatever the islands are called."""
-    commit = CommitTrace(fragment=1, round=12, verdicts=verdicts)
+    ages = dict.fromkeys(verdicts, 3)
+    commit = CommitTrace(fragment=1, round=12, verdicts=verdicts, ages=ages)
 
     assert CommitTrace.parsed(str(commit)) == commit
 

@@ -22,6 +22,7 @@ from atoll.simulate.trials import (
 )
 from tests.simulate.planted import replaced
 
+STALENESS = {"none", "inverse", "inverse_root", "exponential"}
 DOWN = {"int8", "bf16", "fp32", "gather"}
 
 
@@ -46,7 +47,22 @@ def test_trials_differ_in_more_than_their_faults() -> None:
     assert {bool(each.departures) for each in trials} == {True, False}
 
 
-@pytest.mark.parametrize("mode", ["sync"])
+def test_a_third_of_the_trials_is_asynchronous() -> None:
+    """With every buffer, grace and staleness, and paces from 1 to 6."""
+    trials = [trial(seed) for seed in range(300)]
+    stand = [each for each in trials if each.settings["sync"].get("mode") == "async"]
+    drawn = [each.settings["async"] for each in stand]
+    paces = [pace for each in stand for pace in each.conditions.paces.values()]
+
+    assert 80 <= len(stand) <= 120
+    assert {each.get("buffer") for each in drawn} == {None, 1, 2, 5}
+    assert {each.get("grace_s") for each in drawn} == {None, 0.0, 0.2, 2.0}
+    assert {each["staleness"] for each in drawn} == STALENESS
+    assert 1.0 <= min(paces) < 1.1
+    assert 5.9 < max(paces) <= 6.0
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_both_modes_have_gathered_outcomes_and_windows_that_change(mode: str) -> None:
     """And weights by tokens."""
     settings = [trial(seed).settings for seed in range(300)]

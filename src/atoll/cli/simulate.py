@@ -124,7 +124,11 @@ def _as_text(setup: Setup, is_detailed: bool, command: str) -> bool:
 
     columns = width(pages.WIDTH)
     page = pages.Page(
-        setup.islands, setup.rounds, width=columns, is_verbose=is_detailed
+        setup.islands,
+        setup.rounds,
+        width=columns,
+        is_verbose=is_detailed,
+        is_async=setup.settings.sync.is_async,
     )
     _print(report.heading(setup, page))
     narrator = Narrator(

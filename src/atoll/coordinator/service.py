@@ -426,6 +426,9 @@ class Service:
         self._spool[key_of(header)] = frame
         reception = self._advance(events.UpdateStored(header), now_s)
         assert isinstance(reception, Reception)
+        if reception is not Reception.STAGED:
+            # Its fragment has ended with the round that closed when it was offered.
+            self._spool.pop(key_of(header), None)
         return reception
 
     def _publish(

@@ -266,8 +266,8 @@ class CoordinatorTrace:
             detail = f"round {number} of fragment {fragment}"
             self._emit(COORDINATOR, "recover", detail)
             return
-        verdicts = {entry.island: str(entry.verdict) for entry in roster.entries}
-        self._emit(COORDINATOR, "commit", str(CommitTrace(fragment, number, verdicts)))
+        trace = CommitTrace.of(fragment, number, roster)
+        self._emit(COORDINATOR, "commit", str(trace))
 
     def _trace_start(self, seen: CoordinatorState, state: CoordinatorState) -> None:
         if state.rounds and not seen.rounds:

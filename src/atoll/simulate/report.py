@@ -43,6 +43,7 @@ def heading(setup: Setup, page: Page) -> list[PageLine]:
         "islands": f"{len(setup.islands)}, {names}, quorum {run.quorum}",
         "rounds": f"{setup.rounds}{tokens}, in {fragments}; {sync.sync_every} inner "
         f"steps each, overlap {sync.overlap_steps}",
+        **_asynchronous(setup.settings),
         "seed": str(setup.seed),
         "faults": f"{setup.origin}{faults}",
         **({"place": "a bucket, without a coordinator"} if setup.store else {}),
@@ -52,16 +53,29 @@ def heading(setup: Setup, page: Page) -> list[PageLine]:
     return [*_listed(facts, page), PageLine("")]
 
 
+def _asynchronous(settings: RunSettings) -> dict[str, str]:
+    """Return the line about the rounds of an asynchronous run."""
+    if not settings.sync.is_async:
+        return {}
+    rules = settings.asynchronous
+    buffer = "the live islands" if rules.buffer is None else f"{rules.buffer} updates"
+    grace = "half of the overlap" if rules.grace_s is None else f"{rules.grace_s:g} s"
+    weights = f"staleness {rules.staleness}"
+    return {"async": f"grace {grace}, a buffer of {buffer}, {weights}"}
+
+
 def summary(
     setup: Setup, page: Page, result: Simulated, tallies: Mapping[str, IslandTally]
 ) -> list[PageLine]:
     """Return the lines after a run: a table of islands, totals and the verdict."""
-    rows = [["island", *TALLY_COLUMNS, "utilised", "deaths", "anchor"]]
+    is_async = setup.settings.sync.is_async
+    rows = [["island", *tally_columns(is_async), "utilised", "deaths", "anchor"]]
     for island in setup.islands:
         utilised = f"{result.utilisation.get(island, 0.0):.1%}"
         deaths = str(result.deaths.get(island, 0))
         end = result.digests.get(island, "")[:8] or "-"
-        rows.append([island, *tally_cells(tallies[island]), utilised, deaths, end])
+        cells = tally_cells(tallies[island], is_async=is_async)
+        rows.append([island, *cells, utilised, deaths, end])
     done = list(dict.fromkeys(result.rounds))
     rounds = " and ".join(map(str, done)) or "none"
     scope = "by fragment" if len(done) > 1 else "in every fragment"
@@ -162,6 +176,8 @@ def entry_facts(entry: StoryEntry) -> Facts:
     if entry.commit is not None:
         facts["fragment"], facts["round"] = entry.commit.fragment, entry.commit.round
         facts["roster"] = dict(entry.commit.verdicts)
+        if entry.commit.ages:
+            facts["ages"] = dict(entry.commit.ages)
     return facts
 
 
@@ -246,6 +262,9 @@ class Page:
     is_verbose: bool = False
     """Whether every entry is a line, and times have milliseconds."""
 
+    is_async: bool = False
+    """Whether a round takes who has arrived, so that others are not missing."""
+
     _group: list[StoryEntry] = field(init=False, default_factory=list)
     """Entries that will be one line."""
 
@@ -292,6 +311,7 @@ class Page:
             subject = _span(min(numbers), max(numbers))
             text += f"; {len(entries)} outcomes until {self.time(entries[-1].at_s)}"
         is_full = len(self._with("counted", commit)) == len(self.islands)
+        is_full = is_full or (self.is_async and not self._with("refused", commit))
         tone = Tone.PLAIN if is_full else Tone.FAULT
         yield from self._lines(entries[0].at_s, subject, text, tone)
 
@@ -321,7 +341,12 @@ class Page:
         counts += [
             f"{few(names)} {verdict}"
             for verdict, names in zip(list(MARKS)[1:], others, strict=True)
-            if names
+            if names and not (self.is_async and verdict == "absent")
+        ]
+        counts += [
+            f"{few([name for name, age in commit.ages.items() if age == rounds])} "
+            f"at age {rounds}"
+            for rounds in sorted({*commit.ages.values()})
         ]
         text = ", ".join(counts)
         return f"{self._strip(commit)}  {text}" if self.has_strip else text
@@ -344,7 +369,7 @@ _PLURALS = {"joins": "join", "leaves": "leave"}
 
 def _can_share_line(entry: StoryEntry, other: StoryEntry) -> bool:
     if entry.commit and other.commit:
-        return entry.commit.verdicts == other.commit.verdicts
+        return entry.commit[2:] == other.commit[2:]
     return entry.text == other.text and entry.text in _PLURALS
 
 
@@ -371,22 +396,18 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def tally_cells(tally: IslandTally) -> list[str]:
-    """Return the cells of one island, in the order of `TALLY_COLUMNS`."""
-    roster = (tally.counted, tally.late, tally.refused)
-    work = (tally.carried, tally.dropped)
-    return [*map(str, roster + work), _kb(tally.bytes_up), _kb(tally.bytes_down)]
+def tally_columns(is_async: bool) -> list[str]:
+    """Return the columns of a table of islands. In an asynchronous run none is late."""
+    of_rosters = ["counted", "age" if is_async else "late", "refused"]
+    return [*of_rosters, "carried", "dropped", "kB sent", "kB received"]
 
 
-TALLY_COLUMNS = (
-    "counted",
-    "late",
-    "refused",
-    "carried",
-    "dropped",
-    "kB sent",
-    "kB received",
-)
+def tally_cells(tally: IslandTally, *, is_async: bool) -> list[str]:
+    """Return the cells of one island, in the order of `tally_columns`."""
+    late = f"{tally.ages / max(1, tally.counted):.1f}" if is_async else str(tally.late)
+    work = map(str, (tally.refused, tally.carried, tally.dropped))
+    sizes = _kb(tally.bytes_up), _kb(tally.bytes_down)
+    return [str(tally.counted), late, *work, *sizes]
 
 
 def _kb(size_bytes: int) -> str:

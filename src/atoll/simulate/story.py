@@ -18,6 +18,7 @@ from atoll.simulate import faults
 from atoll.simulate.network import ARROW
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.scheduler import TraceEvent
+from atoll.wire import Roster
 
 
 class Tone(StrEnum):
@@ -35,6 +36,8 @@ class CommitTrace(NamedTuple):
 
     >>> str(CommitTrace(1, 12, {"i0": "counted", "i3": "late"}))
     'round 12 of fragment 1: i0 counted, i3 late'
+    >>> str(CommitTrace(0, 9, {"i0": "counted", "i3": "counted"}, {"i3": 2}))
+    'round 9 of fragment 0: i0 counted, i3 counted at age 2'
     """
 
     fragment: int
@@ -42,23 +45,46 @@ class CommitTrace(NamedTuple):
     verdicts: Mapping[str, str]
     """By island on the roster, in the order of names."""
 
+    ages: Mapping[str, int] = {}
+    """By island whose update is older than this round."""
+
     def __str__(self) -> str:
-        verdicts = ", ".join(
-            f"{island} {verdict}" for island, verdict in self.verdicts.items()
+        entries = ", ".join(
+            f"{island} {verdict}{self._age(island)}"
+            for island, verdict in self.verdicts.items()
         )
-        return f"round {self.round} of fragment {self.fragment}: {verdicts}"
+        return f"round {self.round} of fragment {self.fragment}: {entries}"
+
+    def _age(self, island: str) -> str:
+        age = self.ages.get(island, 0)
+        return f"{_AT_AGE}{age}" if age else ""
+
+    @classmethod
+    def of(cls, fragment: int, round: int, roster: Roster) -> CommitTrace:
+        """Return the commit of a roster."""
+        return cls(
+            fragment,
+            round,
+            {entry.island: str(entry.verdict) for entry in roster.entries},
+            {entry.island: entry.age for entry in roster.entries if entry.age},
+        )
 
     @classmethod
     def parsed(cls, text: str) -> CommitTrace:
         """Return the commit of this text, the inverse of `str`."""
-        position, _, verdicts = text.partition(": ")
+        position, _, entries = text.partition(": ")
         _, round, _, _, fragment = position.split()
-        pairs = [pair.rpartition(" ") for pair in verdicts.split(", ") if pair]
-        return cls(
-            int(fragment),
-            int(round),
-            {island: verdict for island, _, verdict in pairs},
-        )
+        verdicts, ages = {}, {}
+        for entry in filter(None, entries.split(", ")):
+            words, _, age = entry.partition(_AT_AGE)
+            island, _, verdict = words.rpartition(" ")
+            verdicts[island] = verdict
+            if age:
+                ages[island] = int(age)
+        return cls(int(fragment), int(round), verdicts, ages)
+
+
+_AT_AGE = " at age "
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +105,9 @@ class IslandTally:
     """Counts of one island over a timeline."""
 
     counted: int = 0
+    ages: int = 0
+    """The sum of the ages of its counted updates, in rounds."""
+
     late: int = 0
     refused: int = 0
     carried: int = 0
@@ -174,6 +203,7 @@ class Narrator:
         for island, verdict in commit.verdicts.items():
             tally = self.tallies[island]
             tally.counted += verdict == "counted"
+            tally.ages += commit.ages.get(island, 0) * (verdict == "counted")
             tally.late += verdict == "late"
             tally.refused += verdict == "refused"
         at_s, subject, action, text = event

@@ -125,12 +125,15 @@ def trial(seed: int) -> Trial:
     if rng.random() < 1 / 4:
         plan = _with_zombie(plan, rng, span_s=span_s)
     modes = random.Random(f"modes of storm {seed}")
+    conditions = _with_modes(settings, modes, may_be_async=True)
+    if "async" in settings and conditions.spike_every:
+        plan = _with_late_copies(plan, modes, span_s=span_s)
     return Trial(
         seed=seed,
         settings=settings,
         departures=departures,
         plan=plan,
-        conditions=_with_modes(settings, modes, may_be_async=False),
+        conditions=conditions,
     )
 
 
@@ -212,7 +215,8 @@ def _with_modes(
     is_dynamic = rng.random() < 1 / 4
     if rng.random() < 1 / 5:
         settings["wire"] = {**settings["wire"], "down": "gather"}
-    spike_every = rng.randint(17, 40) if rng.random() < 1 / 5 else 0
+    has_spikes = rng.random() < (1 / 2 if is_async else 1 / 5)
+    spike_every = rng.randint(13, 30) if has_spikes else 0
     paces = {name: round(rng.uniform(1.0, MAX_PACE), 2) for name in NAMES}
     if is_async:
         _make_async(settings, rng)
@@ -296,6 +300,20 @@ def _with_zombie(plan: FaultPlan, rng: random.Random, *, span_s: float) -> Fault
     return plan.reorder(
         link, at_s=max(0.0, at_s - by_s), by_s=by_s, rate=0.5, for_s=2 * by_s
     ).kill(island, at_s=at_s, back_after_s=0.1)
+
+
+def _with_late_copies(
+    plan: FaultPlan, rng: random.Random, *, span_s: float
+) -> FaultPlan:
+    """Let updates of an island arrive again after rosters have listed them.
+
+    Refused ones too, because this is for trials with spikes.
+    """
+    link = f"{rng.choice(NAMES)}->{COORDINATOR}"
+    at_s, for_s = round(rng.uniform(0.0, 0.3) * span_s, 1), round(0.6 * span_s, 1)
+    return plan.duplicate(link, rate=1.0, at_s=at_s, for_s=for_s).reorder(
+        link, by_s=round(rng.uniform(1.0, 6.0), 1), rate=0.3, at_s=at_s, for_s=for_s
+    )
 
 
 _FRAGMENTS = (1,) * 16 + (2, 3)

@@ -221,10 +221,7 @@ class BucketReferee:
         now_s = self._world.scheduler.now_s
         commit = claims.CommittedRound(header, body.tobytes(), state.digest, now_s)
         self._watch.committed(commit)
-        verdicts = {
-            entry.island: str(entry.verdict) for entry in document.roster.entries
-        }
-        trace = CommitTrace(document.fragment, document.round, verdicts)
+        trace = CommitTrace.of(document.fragment, document.round, document.roster)
         self._world.scheduler.emit(STORE, "commit", str(trace))
 
     def _note_end(self, document: RosterDocument) -> None:

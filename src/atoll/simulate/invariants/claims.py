@@ -200,6 +200,9 @@ class History:
     origins: dict[bytes, bytes] = field(default_factory=dict)
     """Updates that others have brought into a later round, with their originals."""
 
+    last_rounds: dict[int, int] = field(default_factory=dict)
+    """The last round of each fragment of an asynchronous run, once it is decided."""
+
     has_gaps: bool = False
     """Whether an old copy of the journal was restored, which may lose outcomes."""
 
@@ -236,6 +239,11 @@ class History:
         """Return the round whose roster lists an update, counted or refused."""
         return self._listings.get(digest)
 
+    def has_ended(self, fragment: int) -> bool:
+        """Return whether a fragment has committed its last round, if it is known."""
+        last = self.last_rounds.get(fragment)
+        return last is not None and self.last.get(fragment, 0) >= last
+
     def commit(self, commit: CommittedRound) -> None:
         fragment, round = commit.header.fragment, commit.header.round
         if round <= self.last.get(fragment, 0):
@@ -269,7 +277,6 @@ class RoundCheck:
         self._history, self._settings, self._layout = history, settings, layout
         self._staleness = settings.asynchronous.staleness
         self._report = report
-        self._last_rounds: dict[int, int] = {}
         self._attempts: dict[tuple[int, int], CommittedRound] = {}
         self._founded: dict[int, bytes] = {}
         self._counted: dict[bytes, int] = {}
@@ -405,7 +412,7 @@ class RoundCheck:
     def _last_round(self, fragment: int) -> int | None:
         """Return the last round of a fragment, if it is known."""
         if self._settings.sync.is_async:
-            return self._last_rounds.get(fragment)
+            return self._history.last_rounds.get(fragment)
         return self._settings.run.end_rounds
 
     def ends(self, fragment: int, last_round: int | None) -> None:
@@ -414,9 +421,9 @@ class RoundCheck:
         Only an asynchronous run decides it while it runs: its fragments may end with
         different rounds.
         """
-        before = self._last_rounds.get(fragment, last_round)
+        before = self._history.last_rounds.get(fragment, last_round)
         if last_round is not None:
-            self._last_rounds[fragment] = last_round
+            self._history.last_rounds[fragment] = last_round
         if before != last_round and not self._history.has_gaps:
             self._report(
                 ROUNDS_IN_ORDER,

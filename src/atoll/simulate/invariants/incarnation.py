@@ -380,8 +380,10 @@ class FragmentLedger:
     ) -> None:
         """Book an outcome that the island has adopted into its weights."""
         arrival, seal = sealed.outcome, self.seal
-        assert arrival is not None
         assert seal is not None
+        if arrival is None:
+            self._end_without_outcome(local, seal)
+            return
         made_since = seal.local - self.mark
         is_counted = self.settle(seal)
         is_lost = arrival.position is None and self._history.has_gaps
@@ -401,6 +403,21 @@ class FragmentLedger:
             self._lost -= self._difference()
         self.seal = None
         self.check(tokens)
+
+    def _end_without_outcome(self, local: np.ndarray, seal: SealRecord) -> None:
+        """Book an update that no roster lists, at the end of an asynchronous run."""
+        listing = self._history.listing(seal.update.digest) if seal.update else None
+        if listing is not None or not self._history.has_ended(self.slot.index):
+            self._report(
+                WORK_CONSERVED,
+                self.subject,
+                f"gives up its update for round {seal.round} of fragment "
+                f"{self.slot.index}, which round "
+                f"{listing.header.round if listing else 'none'} lists",
+            )
+        self._lost += seal.pseudo
+        self.mark = local.astype(np.float64)
+        self.seal = None
 
     def check(self, tokens: int) -> None:
         """Report unless both sides of the law are equal, up to rounding."""

@@ -43,8 +43,8 @@ from atoll.simulate.storms import (
 ISLANDS = 5
 ROUNDS, ASYNC_ROUNDS, STORE_ROUNDS = 20, 40, 15
 SHORT_DEADLINE_S = 10.0
-MAX_PACE = 6.0
-"""How many times longer the slowest islands take for an inner step."""
+MAX_PACE, MEAN_PACE = 6.0, 3.0
+"""How many times longer the slowest islands take for an inner step, and others."""
 
 _IMPORTS = """import pytest
 
@@ -118,15 +118,19 @@ class Trial:
 def trial(seed: int) -> Trial:
     """Return the trial of a seed: five islands and twenty rounds in a storm."""
     rng = random.Random(f"storm {seed}")
+    modes = random.Random(f"modes of storm {seed}")
+    is_async = modes.random() < 1 / 3
     settings = _settings(rng)
-    span_s = ROUNDS * settings["sync"]["sync_every"] * STEP_S * rng.uniform(0.4, 1.0)
+    length_s = ROUNDS * settings["sync"]["sync_every"] * STEP_S
+    if is_async:
+        length_s *= MEAN_PACE
+    span_s = length_s * rng.uniform(0.4, 1.0)
     plan = random_plan(rng, NAMES, span_s=span_s, intensity=rng.uniform(0.3, 1.5))
     departures = _departures(rng)
     if rng.random() < 1 / 4:
         plan = _with_zombie(plan, rng, span_s=span_s)
-    modes = random.Random(f"modes of storm {seed}")
-    conditions = _with_modes(settings, modes, may_be_async=True)
-    if "async" in settings and conditions.spike_every:
+    conditions = _with_modes(settings, modes, is_async=is_async)
+    if is_async and conditions.spike_every:
         plan = _with_late_copies(plan, modes, span_s=span_s)
     return Trial(
         seed=seed,
@@ -157,7 +161,7 @@ def store_trial(seed: int) -> Trial:
         sync_every = settings["sync"]["sync_every"]
         plan, departures = _with_left_out(plan, rng, sync_every=sync_every)
     modes = random.Random(f"modes of store storm {seed}")
-    conditions = _with_modes(settings, modes, may_be_async=False)
+    conditions = _with_modes(settings, modes, is_async=False)
     return Trial(
         seed=seed,
         settings=settings,
@@ -205,13 +209,12 @@ def _settings(rng: random.Random) -> dict[str, dict[str, Any]]:
 
 
 def _with_modes(
-    settings: dict[str, dict[str, Any]], rng: random.Random, *, may_be_async: bool
+    settings: dict[str, dict[str, Any]], rng: random.Random, *, is_async: bool
 ) -> Conditions:
     """Draw settings that came later from a separate generator, and conditions.
 
     So a seed that draws none of them is the trial that it was before.
     """
-    is_async = rng.random() < 1 / 3 and may_be_async
     is_dynamic = rng.random() < 1 / 4
     if rng.random() < 1 / 5:
         settings["wire"] = {**settings["wire"], "down": "gather"}
@@ -305,14 +308,14 @@ def _with_zombie(plan: FaultPlan, rng: random.Random, *, span_s: float) -> Fault
 def _with_late_copies(
     plan: FaultPlan, rng: random.Random, *, span_s: float
 ) -> FaultPlan:
-    """Let updates of an island arrive again after rosters have listed them.
+    """Let updates arrive again after rosters have listed them.
 
     Refused ones too, because this is for trials with spikes.
     """
-    link = f"{rng.choice(NAMES)}->{COORDINATOR}"
     at_s, for_s = round(rng.uniform(0.0, 0.3) * span_s, 1), round(0.6 * span_s, 1)
-    return plan.duplicate(link, rate=1.0, at_s=at_s, for_s=for_s).reorder(
-        link, by_s=round(rng.uniform(1.0, 6.0), 1), rate=0.3, at_s=at_s, for_s=for_s
+    by_s = round(rng.uniform(2.0, 6.0), 1)
+    return plan.duplicate("*", rate=0.5, at_s=at_s, for_s=for_s).reorder(
+        "*", by_s=by_s, rate=0.2, at_s=at_s, for_s=for_s
     )
 
 

@@ -99,7 +99,7 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "same state": lambda: replaced(SyncWorker, "_apply_all", spoilt_state),
     "tokens conserved": lambda: replaced(SyncWorker, "_header", wrong_tokens),
     "progress": lambda: replaced(Round, "can_close", lambda *words: False),
-    "bounded": lambda: replaced(Committer, "_forget", lambda *words: None),
+    "bounded": lambda: replaced(Committer, "end", lambda *words: None),
     "deadlines bounded": lambda: replaced(Round, "late_at_s", in_ages),
     "islands continue": lambda: replaced(Members, "require", expelled),
     "stands": lambda: replaced(protocol_coordinator, "judge_updates", without_one),

@@ -76,8 +76,8 @@ class CommitTrace(NamedTuple):
         _, round, _, _, fragment = position.split()
         verdicts, ages = {}, {}
         for entry in filter(None, entries.split(", ")):
-            words, _, age = entry.partition(_AT_AGE)
-            island, _, verdict = words.rpartition(" ")
+            listed, _, age = entry.partition(_AT_AGE)
+            island, _, verdict = listed.rpartition(" ")
             verdicts[island] = verdict
             if age:
                 ages[island] = int(age)

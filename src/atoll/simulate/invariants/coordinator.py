@@ -47,8 +47,7 @@ class CoordinatorReferee:
     def is_ending(self) -> bool:
         service = self._coordinator.service
         return service is not None and any(
-            round.phase is not Phase.ENDED
-            and round.number == last_round_of(service.state, round)
+            round.phase is not Phase.ENDED and round.is_last
             for round in service.state.rounds
         )
 
@@ -86,7 +85,7 @@ class CoordinatorReferee:
         assert service is not None
         check_deadlines(service, self.report)
         for round in service.state.rounds:
-            self._rounds.ends(round.fragment, last_round_of(service.state, round))
+            self._rounds.ends(round.fragment, service.state.last_of(round.fragment))
 
     def conclude(self) -> None:
         if self._coordinator.service is not None:
@@ -177,11 +176,6 @@ class CoordinatorReferee:
         self._standing.committed(outcome)
 
 
-def last_round_of(state: CoordinatorState, round: Round) -> int | None:
-    """Return the last round of a fragment, if the run has an end."""
-    return state.last_round
-
-
 def _sender(call: calls.Call) -> tuple[str, int] | None:
     """Return name and incarnation of the sender, if the call contains them."""
     match call:
@@ -256,14 +250,12 @@ def check_deadlines(service: Service, report: claims.Report) -> None:
         if round.phase is not Phase.OPEN:
             continue
         shortest_s, longest_s = _deadlines_s(state, round)
+        from_s = max(round.waits_from_s, round.last_since_s or 0.0)
         for island in round.candidates:
             late_at_s = round.late_at_s(island, state.members, state.settings)
             after_s = late_at_s - round.opened_s
             # The clock shows up to some millions of seconds: a difference of sums.
-            if (
-                after_s < shortest_s - 1e-6
-                or late_at_s > round.waits_from_s + longest_s + 1e-6
-            ):
+            if after_s < shortest_s - 1e-6 or late_at_s > from_s + longest_s + 1e-6:
                 report(
                     claims.DEADLINES_BOUNDED,
                     "coordinator",
@@ -273,11 +265,15 @@ def check_deadlines(service: Service, report: claims.Report) -> None:
 
 
 def _deadlines_s(state: CoordinatorState, round: Round) -> tuple[float, float]:
-    """Return the bounds of a wait: from the opening, and from the first update."""
+    """Return the bounds of a wait.
+
+    The lower one is from the opening of the round; the upper one from its first update,
+    or from the moment at which it became the last.
+    """
     limits = state.settings.limits
     if not round.is_async:
         return limits.deadline_min_s, limits.deadline_max_s
-    if round.number == last_round_of(state, round):
+    if round.is_last:
         return 0.0, limits.deadline_max_s
     paces_s = [member.step_s or 0.0 for member in state.members.known.values()]
     step_s = max(paces_s, default=0.0)

@@ -1,4 +1,4 @@
-"""Islands of an asynchronous run over real connections."""
+"""Islands of an asynchronous run at a coordinator, over real connections too."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from atoll import RunSettings
-from atoll.exchange import CoordinatorExchange
+from atoll.coordinator import Service
+from atoll.errors import OutcomeLost
+from atoll.exchange import CoordinatorExchange, Outcome
+from atoll.exchange.calls import Call, HeartbeatCall, OutcomeCall, Reply
 from atoll.island import Host
-from atoll.protocol import JoinRequest
+from atoll.protocol import Heartbeat, HeldRound, JoinReply, JoinRequest, Reception
+from atoll.runtime import SystemRuntime
+from atoll.simulate import SimDisk
 from atoll.testing import VectorView, vector_model
+from atoll.testing.fixtures import MODEL, plain_settings
+from tests.coordinator.desk import join, update
 from tests.coordinator.serving import line_to, serving
 
 TOKENS, TIMEOUT_S = 600, 60.0
@@ -77,3 +85,92 @@ def test_islands_of_an_asynchronous_run_end_on_one_state(tmp_path: Path) -> None
         assert island.losses == 0
         assert island.counted >= 2
         assert TOKENS <= island.tokens <= TOKENS + 2 * 3 * 8
+
+
+GRACE_S = 2.0
+
+
+class LineTo:
+    """A line to a coordinator in this process, which may be restarted."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.now_s = service, 0.0
+        self.runtime = SystemRuntime()
+        self.loses_outcomes = False
+
+    def call(self, call: Call) -> Reply:
+        if self.loses_outcomes and isinstance(call, OutcomeCall):
+            raise OutcomeLost(f"Round {call.round} is over, and its outcome is lost.")
+        return self.service.handle(call, self.now_s)
+
+
+def joined() -> tuple[SimDisk, LineTo, CoordinatorExchange, JoinReply, JoinReply]:
+    """Return a run that b has founded, and the exchange with which a has joined."""
+    settings = plain_settings(start_islands=2).with_values(
+        {"sync.mode": "async", "async.grace_s": GRACE_S}
+    )
+    disk = SimDisk()
+    service = Service.create(disk, settings, run="run", now_s=0.0)
+    b, line = join(service, "b"), LineTo(service)
+    exchange = CoordinatorExchange(line, key=b"a", nonce=b"1", heartbeat_s=1e6)
+    a = exchange.join(JoinRequest(model=MODEL, island="a"))
+    return disk, line, exchange, a, b
+
+
+def close_round(line: LineTo, *islands: JoinReply) -> None:
+    """Publish for islands, and let the grace pass."""
+    for island in islands:
+        line.service.handle(update(line.service, island, 1.0), line.now_s)
+    line.now_s += GRACE_S
+    line.service.tick(line.now_s)
+
+
+def restart(disk: SimDisk, line: LineTo, *islands: JoinReply) -> None:
+    """Crash the coordinator; the islands report their states."""
+    disk.crash()
+    line.service = Service.open(disk, now_s=line.now_s)
+    state = line.service.weights[0]
+    for island in islands:
+        beat = Heartbeat(
+            island=island.island,
+            incarnation=island.incarnation,
+            step=0,
+            holds=(HeldRound(state.round, state.digest),),
+        )
+        line.service.handle(HeartbeatCall(beat), line.now_s)
+
+
+def test_an_update_is_offered_again_until_a_roster_lists_it() -> None:
+    """Sealed for round 1, staged in round 2, lost by a restart, and counted there."""
+    disk, line, exchange, a, b = joined()
+    flight = update(line.service, a, 4.0).frame
+    close_round(line, b)
+    assert exchange.publish(flight) is Reception.STAGED
+    passed = exchange.outcome(0, 1, wait_s=0.0)
+    assert isinstance(passed, Outcome)
+    assert list(exchange.unconfirmed) == [(0, 1)]
+
+    restart(disk, line, a, b)
+    assert not line.service.staged
+    assert exchange.outcome(0, 2, wait_s=0.0) is None
+    assert set(line.service.state.rounds[0].staged) == {"a"}
+    close_round(line)
+    listed = exchange.outcome(0, 2, wait_s=0.0, has_body=False)
+
+    assert listed
+    assert listed.agreed.header.roster
+    assert [entry.age for entry in listed.agreed.header.roster.counted] == [1]
+    assert exchange.unconfirmed == {}
+
+
+def test_an_update_that_a_lost_round_may_have_listed_is_forgotten() -> None:
+    """It must not count twice, and its bytes will be overwritten."""
+    _, line, exchange, a, b = joined()
+    flight = update(line.service, a, 4.0).frame
+    close_round(line, b)
+    exchange.publish(flight)
+    line.loses_outcomes = True
+    with pytest.raises(OutcomeLost, match="Round 1 is over"):
+        exchange.outcome(0, 1, wait_s=0.0)
+
+    assert exchange.unconfirmed == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import repeat
 from typing import Any
@@ -14,9 +15,12 @@ from atoll import RunSettings
 from atoll.errors import AtollWarning, OutcomeLost, RunEnded
 from atoll.exchange import Frame, Outcome
 from atoll.island import Host
-from atoll.protocol import JoinReply, JoinRequest, Reception
+from atoll.island.fragment import UpdateInFlight
+from atoll.island.saved_state import AppliedOutcome
+from atoll.island.snapshot import exact_state
+from atoll.protocol import JoinReply, JoinRequest, Reception, WorkDecision
 from atoll.testing import VectorView, vector_model
-from atoll.wire import FrameKind
+from atoll.wire import FrameKind, Verdict
 from tests.island.scripted import BUFFER, ISLAND, ScriptedRun
 
 EVERY, OVERLAP = 4, 2
@@ -236,6 +240,34 @@ def test_a_name_that_is_spoken_for_waits_for_the_open_round_only() -> None:
     assert [frame.header.round for frame in run.published] == [3]
     assert set(host.slots[0].state.anchor) == {2 * COUNTED}
     host.leave(depart=False)
+
+
+def test_a_checkpoint_has_the_outcome_of_an_update_from_its_receipt_on() -> None:
+    """Later rounds are still being taken, and the update must not count twice."""
+    host, _ = island_at(ScriptedRun(settings(), iter([])))
+    receipt = AppliedOutcome(
+        decision=WorkDecision.ADOPT,
+        verdict=Verdict.COUNTED,
+        reason="",
+        through=1,
+        position=None,
+    )
+    (slot,) = host.slots
+    slot.sealed = UpdateInFlight(
+        round=1,
+        base=np.zeros(3, np.float32),
+        inner_steps=EVERY,
+        tokens=0,
+        weight=1,
+        arrival=Future(),
+        receipt=receipt,
+    )
+    saved = exact_state(slot).update
+    slot.sealed = None
+    host.leave(depart=False)
+
+    assert saved
+    assert (saved.arrival, saved.frame) == (receipt, None)
 
 
 def test_a_heartbeat_of_a_waiting_island_has_the_round_that_it_waits_for() -> None:

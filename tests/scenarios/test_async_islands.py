@@ -201,6 +201,20 @@ def test_all_work_of_an_island_that_leaves_counts(steps: int, grace_s: float) ->
     assert counted_steps(seen) == ({steps}, {LAST_STEP})
 
 
+def test_a_staged_update_that_the_coordinator_loses_is_offered_again() -> None:
+    """It was sealed for round 1, and stands in round 2 when the coordinator dies."""
+    run = settings(tables={**ENDLESS, "async": {"grace_s": 3.0}})
+    _, seen = train(
+        run,
+        *(1.0, 0.7),
+        step=of_its_own,
+        stops={"i0": Stops(50), "i1": Stops(300)},
+        faults=FaultPlan().kill("coordinator", at_s=17.5, back_after_s=1.0),
+    )
+
+    assert counted_steps(seen) == ({50}, {LAST_STEP})
+
+
 REJOINS = {
     "before its first seal": (9.3, FaultPlan()),
     "with an update that stands": (17.4, FaultPlan()),

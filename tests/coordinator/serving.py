@@ -28,8 +28,11 @@ from tests.http.loopback import PATIENCE_S, Dialogue, Heard, head
 VOLATILE = {
     *("now_unix_s", "bytes_in", "bytes_out", "connections", "free_bytes"),
     *("lease_s", "seen_s", "since_s", "late_in_s"),
+    *("as_of_unix_s", "deaths", "marks", "findings", "opened_unix_s", "closes_unix_s"),
+    *("process", "starts", "created_unix_s", "past_from_unix_s", "tokens_per_s"),
+    *("utilisation", "stall_share_mean", "usual_round_s", "last_commit_unix_s"),
 }
-"""What a status says of the time and the traffic, and not of the run."""
+"""What a status says of the time, the traffic and the past, and not of the run."""
 
 
 class Served(Protocol):

@@ -142,6 +142,13 @@ def trouble(count: int) -> dict[str, Any]:
         waits_for=waits,
         stall_share=0.41,
         tokens_per_s=352_000.0,
+        agreement={
+            "round": 6,
+            "digest": "a3c5e7cc",
+            "holding": 3,
+            "of": 3,
+            "apart": [],
+        },
         last_commit_unix_s=1_700_003_590.0,
         cure="Waiting costs 41 % of the time: set sync.overlap_steps=20, or evict it.",
     )

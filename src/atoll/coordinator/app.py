@@ -33,12 +33,12 @@ from typing import Any, Protocol
 
 from atoll import __version__, kernels, security
 from atoll.coordinator.directory import CodeFiles, find_bundle, open_service
+from atoll.coordinator.live_status import LiveStatus
 from atoll.coordinator.operators import Operators, PastReader
 from atoll.coordinator.routes import RouteContext, Routes, as_response
 from atoll.coordinator.spool import Spool
 from atoll.coordinator.states import StateFiles
-from atoll.coordinator.status import Watcher, run_state, status_of
-from atoll.coordinator.status_fields import cure
+from atoll.coordinator.status import Watcher, run_state
 from atoll.coordinator.threads import ThreadedService
 from atoll.errors import AtollError, LeaseLost, Refused, RunEnded, UsageError
 from atoll.exchange.api import (
@@ -73,7 +73,6 @@ from atoll.telemetry import (
     EventFiles,
     JsonlWriter,
     PastRecorder,
-    with_past,
 )
 from atoll.telemetry.past_recorder import MAX_WAITING
 
@@ -174,6 +173,16 @@ class Coordinator:
             on_tick=self._watcher.tell_damage,
             on_fault=self._faulted,
         )
+        self.live_status = LiveStatus(
+            self._service,
+            self._threaded_service,
+            self._watcher,
+            self._past,
+            self.events,
+            trouble=self._reduction_fault,
+            traffic=self._traffic,
+            started_unix_s=self._started_unix_s,
+        )
 
     def _open_routes(self, spool: Spool, limits: ListenerLimits | None) -> None:
         """Create the routes of islands, whose request bodies go through the spool."""
@@ -228,6 +237,7 @@ class Coordinator:
         self._past.wait_loaded(LOAD_S)
         self._threaded_service.start()
         self._listener.start()
+        self.live_status.start()
         # Kernels take seconds to load, which the first update would wait for.
         threading.Thread(target=self._warm, name="atoll-warm", daemon=True).start()
 
@@ -246,6 +256,7 @@ class Coordinator:
     def close(self, *, grace_s: float = 5.0) -> None:
         """Stop serving; everything that was acknowledged is durable. Safe to repeat."""
         self._listener.close(grace_s)
+        self.live_status.close()
         self._threaded_service.close()
         with suppress(UsageError):  # the disk was closed before
             self._service.seal()
@@ -259,28 +270,12 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         """Return the status document."""
-        state, now_s = self._threaded_service.look()
-        document = status_of(
-            state,
-            now_s,
-            stats=dict(self._watcher.stats),
-            verdicts=self._watcher.verdicts,
-            since_unix_s=self._watcher.since_unix_s,
-            recent=list(self._watcher.recent),
-        )
-        document = self._with_past(document)
-        rows = [row["wait_share"] for row in document["islands"]]
-        shares = [share for share in rows if share is not None]
+        return self.live_status.document()
+
+    def _traffic(self) -> dict[str, Any]:
+        """Return the part of the status that is the listener's."""
         counts = self._listener.counts
-        return document | {
-            "cure": cure(state, now_s, shares),
-            "why": self._trouble or document["why"] + self._fault_text(state),
-            "version": __version__,
-            "started_unix_s": self._started_unix_s,
-            "now_unix_s": time.time(),
-            "recent": list(self._watcher.recent),
-            "disk": self._disk_room(),
-            "damage": [*self._service.journal.reports, *self._service.damage],
+        return {
             "bytes_in": counts.bytes_in,
             "bytes_out": counts.bytes_out,
             "listening": self.url,
@@ -297,24 +292,14 @@ class Coordinator:
             },
         }
 
-    def _with_past(self, document: dict[str, Any]) -> dict[str, Any]:
-        before, now_unix_s = self._past.before(), time.time()
-        merged = self._past.read(
-            lambda past: with_past(document, past, before, now_unix_s=now_unix_s)
-        )
-        return merged or with_past(document, None, None, now_unix_s=now_unix_s)
-
-    def _disk_room(self) -> dict[str, int]:
-        """Return the free space, and the part reserved for the journal."""
-        room = self._service.journal.room
-        return {"free_bytes": room.free_bytes, "reserve_bytes": room.reserve_bytes}
-
-    def _fault_text(self, state: CoordinatorState) -> str:
-        """Return the suffix for the wait reason after a failed reduction."""
-        is_closing = any(round.phase is Phase.CLOSING for round in state.rounds)
-        if self.fault is None or not is_closing:
+    def _reduction_fault(self) -> str:
+        """Return a failed write, or the fault that keeps a round from closing."""
+        if self._trouble or self.fault is None:
+            return self._trouble
+        state, _ = self._threaded_service.look()
+        if not any(round.phase is Phase.CLOSING for round in state.rounds):
             return ""
-        return f" A fault occurred: {type(self.fault).__name__}: {self.fault}"
+        return f"A fault occurred: {type(self.fault).__name__}: {self.fault}"
 
     def _open_operators(self, directory: Path) -> None:
         tokens = security.run_tokens(directory)

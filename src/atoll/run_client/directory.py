@@ -27,6 +27,7 @@ from atoll.telemetry import (
     EventFiles,
     EventPage,
     Past,
+    findings,
     history,
     load_past,
     with_past,
@@ -75,19 +76,19 @@ class DirectoryRunClient:
         status = status_of(service.state, 1e9, stats={}, verdicts={})
         now_unix_s = time.time()
         merged = with_past(status, past, past.islands, now_unix_s=now_unix_s)
-        return base.RunStatus.of(
-            merged
-            | {
-                "version": __version__,
-                "listening": str(self.directory),
-                "started_unix_s": None,
-                "now_unix_s": now_unix_s,
-                "recent": recent_rounds(past)[-RECENT:],
-                "damage": [*service.journal.reports, *service.damage],
-                "bytes_in": None,
-                "bytes_out": None,
-            }
-        )
+        document = merged | {
+            "version": __version__,
+            "listening": str(self.directory),
+            "started_unix_s": None,
+            "now_unix_s": now_unix_s,
+            "recent": recent_rounds(past)[-RECENT:],
+            "damage": [*service.journal.reports, *service.damage],
+            "bytes_in": None,
+            "bytes_out": None,
+        }
+        present = findings(document, past, now_unix_s=now_unix_s)
+        document["findings"] = [finding.as_dict() for finding in present]
+        return base.RunStatus.of(document)
 
     def settings(self) -> RunSettings:
         """Return the last settings."""

@@ -28,6 +28,7 @@ from typing import Any, Self
 from atoll import __version__
 from atoll import store as stores
 from atoll.coordinator.anchor_file import FilePlan, listed_rounds
+from atoll.coordinator.live_status import agreement_of
 from atoll.coordinator.status import run_state, shares_of, status_of
 from atoll.errors import NoSuchObject, Refused, Unreachable, UsageError
 from atoll.exchange.base import verified
@@ -52,7 +53,7 @@ from atoll.protocol.operators import set_values
 from atoll.run_client import base
 from atoll.runtime import Clock, SystemRuntime
 from atoll.settings import RunSettings
-from atoll.telemetry import Event, EventPage
+from atoll.telemetry import Event, EventPage, findings
 from atoll.weights import FragmentState
 from atoll.wire import Verdict
 
@@ -276,6 +277,10 @@ class StatusView:
         status["islands"] = [self._row(row) for row in status["islands"]]
         status["waits_for"] = [row | {"late_in_s": None} for row in status["waits_for"]]
         status |= _reasons(observer, state, status)
+        now_unix_s = status["now_unix_s"]
+        status["agreement"] = agreement_of(state, observer.now_s)
+        present = findings(status, None, now_unix_s=now_unix_s)
+        status["findings"] = [finding.as_dict() for finding in present]
         return _with_url(status, observer.url)
 
     def _row(self, row: dict[str, Any]) -> dict[str, Any]:

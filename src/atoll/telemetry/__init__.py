@@ -21,6 +21,7 @@ from atoll.telemetry.events import (
     EventKind,
     ValueKind,
 )
+from atoll.telemetry.findings import Finding, Severity, findings
 from atoll.telemetry.history import history
 from atoll.telemetry.past import Past
 from atoll.telemetry.past_recorder import PastRecorder, load_past
@@ -38,13 +39,16 @@ __all__ = [
     "EventFiles",
     "EventKind",
     "EventPage",
+    "Finding",
     "JsonlWriter",
     "Metric",
     "Past",
     "PastRecorder",
+    "Severity",
     "Sink",
     "Subscription",
     "ValueKind",
+    "findings",
     "history",
     "load_past",
     "render",

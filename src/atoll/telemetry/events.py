@@ -437,6 +437,24 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             "An island reported a round that it cannot prove the run has committed.",
             UPDATE,
         ),
+        "finding_began": EventKind(
+            "Something is wrong that was not before: see the findings.",
+            {
+                "severity": ValueKind.TEXT.field("bad, warn or note"),
+                "kind": ValueKind.TEXT.field("the kind of finding"),
+                "message": ValueKind.TEXT.field("one sentence with the values"),
+                "remedy": ValueKind.TEXT.field("what to do"),
+                "command": ValueKind.TEXT.optional("the command of the remedy"),
+                "island": ValueKind.TEXT.optional("the island"),
+            },
+        ),
+        "finding_ended": EventKind(
+            "A finding is over.",
+            {
+                "kind": ValueKind.TEXT.field("the kind of finding"),
+                "island": ValueKind.TEXT.optional("the island"),
+            },
+        ),
         "disk_failed": EventKind(
             "A write failed, or would have used the disk reserve of the journal.",
             {"message": ValueKind.TEXT.field("the error and the remedy")},

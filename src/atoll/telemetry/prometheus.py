@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.telemetry.bus import Counters
+from atoll.telemetry.findings import Severity
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -161,6 +162,18 @@ def _own_metrics(status: Status, _: Counters) -> Iterator[Row]:
             yield {"island": island["island"], "name": name, "value": value}
 
 
+def _findings(status: Status, _: Counters) -> Iterator[Row]:
+    severities = [row["severity"] for row in status.get("findings", ())]
+    for severity in Severity:
+        yield {"severity": severity.value, "count": severities.count(severity.value)}
+
+
+def _agreement(status: Status, _: Counters) -> Iterator[Row]:
+    agreement = status.get("agreement")
+    if agreement:
+        yield {**agreement, "is_same": not agreement["apart"]}
+
+
 def _emitted(_: Status, counters: Counters) -> Iterator[Row]:
     for name, count in sorted(counters.events.items()):
         yield {"event": name, "count": count}
@@ -263,6 +276,13 @@ _ROWS: Mapping[SampleSet, tuple[tuple[str, str, str], ...]] = {
     ),
     SampleSet(("island", "name"), _own_metrics): (
         ("island_metric", "value", "A metric that its training loop reports."),
+    ),
+    SampleSet(("severity",), _findings): (
+        ("findings", "count", "Findings of a severity."),
+    ),
+    SampleSet((), _agreement): (
+        ("anchor_holders", "holding", "Islands that hold the newest anchor."),
+        ("anchor_agrees", "is_same", "0 if anchors of one round differ."),
     ),
     SampleSet(("event",), _emitted): (
         ("events_total", "count", "Events emitted since the coordinator started."),

@@ -51,6 +51,11 @@ STATE_COLOURS = {
     "silent": "red",
 }
 
+ON_THE_PAGE = frozenset({"damage", "same_data", "waiting_dear", "dropped", "refused"})
+"""Kinds of findings that other parts of the page show."""
+
+MARKS = {"bad": "!!", "warn": "!"}
+
 Status = Mapping[str, Any]
 Island = Mapping[str, Any]
 
@@ -65,7 +70,14 @@ def render_status(
     a terminal obeys unless `is_colour`, and then only our colours.
     """
     page = _Page(status, max(MIN_WIDTH, width), is_colour, is_all)
-    blocks = [page.head(), page.waits(), page.islands(), page.rounds(), page.notes()]
+    blocks = [
+        page.head(),
+        page.waits(),
+        page.findings(),
+        page.islands(),
+        page.rounds(),
+        page.notes(),
+    ]
     texts = ["\n".join(lines) for lines in map(list, blocks) if lines]
     return "\n\n".join(texts) + "\n"
 
@@ -116,6 +128,19 @@ class _Page:
         if self.status["cure"]:
             yield from self._paragraph(
                 f"Cure: {printable(self.status['cure'])}", "cyan"
+            )
+
+    def findings(self) -> Iterator[str]:
+        """Show the findings that are no notes, and are not on the page already."""
+        rows = self.status.get("findings", ())
+        for row in rows:
+            if row["severity"] == "note" or row["kind"] in ON_THE_PAGE:
+                continue
+            colour = "red" if row["severity"] == "bad" else "yellow"
+            text = printable(f"{row['message']} {row['remedy']}".rstrip())
+            command = f" `{printable(row['command'])}`" if row["command"] else ""
+            yield from self._paragraph(
+                f"{MARKS[row['severity']]} {text}{command}", colour
             )
 
     def islands(self) -> Iterator[str]:

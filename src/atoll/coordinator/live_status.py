@@ -1,0 +1,205 @@
+"""The status of a run that is served: its state, its past, its findings, its traffic.
+
+A thread looks for findings every few seconds, and reports as events those that begin
+and those that end. It takes the lock of the service only to look at its state.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from atoll import __version__
+from atoll.coordinator.service import Service
+from atoll.coordinator.status import Watcher, status_of
+from atoll.coordinator.status_fields import cure
+from atoll.coordinator.threads import ThreadedService
+from atoll.protocol.coordinator_state import CoordinatorState
+from atoll.protocol.rounds import Phase
+from atoll.telemetry import (
+    EventBus,
+    Finding,
+    Past,
+    PastRecorder,
+    findings,
+    with_past,
+)
+
+LOOK_EVERY_S = 5.0
+MAX_NAMES = 100
+
+FindingKey = tuple[str, str | None]
+"""Kind and island."""
+
+
+class LiveStatus:
+    """Makes status documents, and reports findings as events.
+
+    Args:
+        trouble: Returns a failure that stops the run, or an empty text.
+        traffic: Returns the part of the document that is the listener's.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        threaded_service: ThreadedService,
+        watcher: Watcher,
+        past: PastRecorder,
+        events: EventBus,
+        *,
+        trouble: Callable[[], str],
+        traffic: Callable[[], dict[str, Any]],
+        started_unix_s: float,
+    ) -> None:
+        self._service, self._threaded_service = service, threaded_service
+        self._watcher, self._past, self._events = watcher, past, events
+        self._trouble, self._traffic = trouble, traffic
+        self._started_unix_s = started_unix_s
+        self._reported: dict[FindingKey, Finding] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(
+            target=self._look, name="atoll-findings", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread. Safe to repeat."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(LOOK_EVERY_S)
+
+    def document(self) -> dict[str, Any]:
+        """Return the status document."""
+        document, past_findings = self._with_findings()
+        return document | {"findings": [row.as_dict() for row in past_findings]}
+
+    def _with_findings(self) -> tuple[dict[str, Any], list[Finding]]:
+        now_unix_s, before = time.time(), self._past.before()
+        base = self._base(now_unix_s)
+
+        def of_past(past: Past | None) -> tuple[dict[str, Any], list[Finding]]:
+            document = with_past(base, past, before, now_unix_s=now_unix_s)
+            document["cure"] = self._cure(document)
+            return document, findings(document, past, now_unix_s=now_unix_s)
+
+        return self._past.read(of_past) or of_past(None)
+
+    def _base(self, now_unix_s: float) -> dict[str, Any]:
+        """Return the document by this process alone."""
+        state, now_s = self._threaded_service.look()
+        document = status_of(
+            state,
+            now_s,
+            stats=dict(self._watcher.stats),
+            verdicts=self._watcher.verdicts,
+            since_unix_s=self._watcher.since_unix_s,
+            recent=list(self._watcher.recent),
+        )
+        trouble = self._trouble()
+        room = self._service.journal.room
+        return document | {
+            "why": f"{trouble} {document['why']}".strip(),
+            "version": __version__,
+            "started_unix_s": self._started_unix_s,
+            "now_unix_s": now_unix_s,
+            "recent": list(self._watcher.recent),
+            "open": open_rounds(state, now_s, now_unix_s=now_unix_s),
+            "agreement": agreement_of(state, now_s),
+            "disk": {
+                "free_bytes": room.free_bytes,
+                "reserve_bytes": room.reserve_bytes,
+            },
+            "damage": [*self._service.journal.reports, *self._service.damage],
+            **self._traffic(),
+        }
+
+    def _cure(self, document: dict[str, Any]) -> str | None:
+        state, now_s = self._threaded_service.look()
+        rows = [row["wait_share"] for row in document["islands"]]
+        return cure(state, now_s, [share for share in rows if share is not None])
+
+    def _look(self) -> None:
+        while not self._ended.wait(LOOK_EVERY_S):
+            _, present = self._with_findings()
+            self.report(present)
+
+    def report(self, present: list[Finding]) -> None:
+        """Emit events for the findings that have begun or ended since the last call."""
+        by_key = {(row.kind, row.island): row for row in present}
+        for key in self._reported.keys() - by_key.keys():
+            kind, island = key
+            self._events.emit("finding_ended", kind=kind, island=island)
+        for key, finding in by_key.items():
+            if key not in self._reported:
+                self._events.emit(
+                    "finding_began",
+                    severity=finding.severity.value,
+                    kind=finding.kind,
+                    message=finding.message,
+                    remedy=finding.remedy,
+                    command=finding.command,
+                    island=finding.island,
+                )
+        self._reported = by_key
+
+
+def agreement_of(state: CoordinatorState, now_s: float) -> dict[str, Any] | None:
+    """Return how many live islands hold the newest round, and those that differ.
+
+    Digests are compared for each fragment and round that several islands hold; in each
+    the most frequent digest is right. None before any island holds a round.
+    """
+    digests: dict[tuple[int, int], dict[str, bytes]] = defaultdict(dict)
+    live = state.members.live(now_s)
+    for name in live:
+        for fragment, holding in enumerate(state.members.known[name].holds):
+            digests[fragment, holding.round][name] = holding.digest
+    if not digests:
+        return None
+    apart = set()
+    for by_island in digests.values():
+        (majority, _), *_ = Counter(by_island.values()).most_common(1)
+        apart |= {name for name, digest in by_island.items() if digest != majority}
+    newest = max(round for fragment, round in digests if fragment == 0)
+    holders = digests[0, newest]
+    digest = Counter(holders.values()).most_common(1)[0][0]
+    return {
+        "round": newest,
+        "digest": digest.hex()[:16],
+        "holding": len(holders.keys() - apart),
+        "of": len(live),
+        "apart": sorted(apart)[:MAX_NAMES],
+    }
+
+
+def open_rounds(
+    state: CoordinatorState, now_s: float, *, now_unix_s: float
+) -> list[dict[str, Any]]:
+    """Return the open rounds: islands that have published, awaited ones, the close."""
+    rows = []
+    for round in state.rounds:
+        if round.phase is not Phase.OPEN:
+            continue
+        awaited = sorted(round.missing(state.members, now_s))
+        lates = [
+            round.late_at_s(name, state.members, state.settings) for name in awaited
+        ]
+        closes = now_unix_s + max(lates) - now_s if lates and round.staged else None
+        rows.append(
+            {
+                "fragment": round.fragment,
+                "round": round.number,
+                "opened_unix_s": now_unix_s + round.opened_s - now_s,
+                "staged": sorted(round.staged)[:MAX_NAMES],
+                "awaited": awaited[:MAX_NAMES],
+                "closes_unix_s": closes,
+            }
+        )
+    return rows

@@ -245,6 +245,24 @@ def test_collected_are_the_updates_that_older_states_contain() -> None:
     assert anchor_of(lagoon.enter("b")) == -31 * 0.5
 
 
+def test_an_island_that_stood_still_takes_a_state_instead_of_updates() -> None:
+    """It has read the first roster, and none since: those are gone, not damaged."""
+    lagoon = Lagoon("a", "b", settings=asynchronous(islands=2))
+    lagoon.publish("a", 1.0, round=1)
+    lagoon.close("a", 1)
+    lagoon.exchanges["b"]._reader.read_rosters(0)
+    for round in range(2, 64):
+        lagoon.publish("a", 1.0, round=round)
+        lagoon.close("a", round)
+        outcome = outcome_of(lagoon.exchanges["a"], round)
+        for fragment in outcome.position.lost:
+            lagoon.exchanges["a"].publish(lagoon.exchanges["a"].state(fragment))
+    assert keys.arrival(0, UpdateKey.of(1, "a", 1)) not in lagoon.arrivals()
+
+    assert not outcome_of(lagoon.exchanges["b"], 1).has_body
+    assert anchor_of(lagoon.exchanges["b"]) == anchor_of(lagoon.exchanges["a"])
+
+
 def test_an_update_that_stands_is_never_collected() -> None:
     """However old: it counts when its island is back among the documents."""
     lagoon = Lagoon("a", "b", settings=asynchronous(islands=2))

@@ -364,6 +364,8 @@ class Outcomes:
         Raises:
             NoSuchObject: one has it, and is to be used instead.
         """
+        # An island that stood still may have read only the rosters before that state.
+        self._reader.read_rosters(document.fragment)
         states = self._objects.rounds(document.fragment)
         last = self._reader.view.number(document.fragment) - 1
         if any(document.round <= round <= last for round in states):

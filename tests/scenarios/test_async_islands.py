@@ -201,6 +201,29 @@ def test_all_work_of_an_island_that_leaves_counts(steps: int, grace_s: float) ->
     assert counted_steps(seen) == ({steps}, {LAST_STEP})
 
 
+@pytest.mark.parametrize("grace_s", [0.0, 5.0])
+@pytest.mark.parametrize("steps", [5, 16, 18])
+def test_sync_now_returns_with_the_receipt_of_all_work(
+    steps: int, grace_s: float
+) -> None:
+    """Before a send point, at one, and with an update in flight, which comes first."""
+    settled: list[tuple[int, bool]] = []
+
+    def sync(host: Host) -> None:
+        host.sync_now()
+        settled.append((host.settled_steps, host.slots[0].sealed is None))
+
+    _, seen = train(
+        settings(tables={**ENDLESS, "async": {"grace_s": grace_s}}),
+        *(1.0, 0.7),
+        step=of_its_own,
+        stops={"i0": Stops(steps, sync), "i1": Stops(300)},
+    )
+
+    assert settled == [(steps, True)]
+    assert counted_steps(seen) == ({steps}, {LAST_STEP})
+
+
 def test_a_staged_update_that_the_coordinator_loses_is_offered_again() -> None:
     """It was sealed for round 1, and stands in round 2 when the coordinator dies."""
     run = settings(tables={**ENDLESS, "async": {"grace_s": 3.0}})

@@ -63,7 +63,7 @@ SEED ?=
 STORE ?=
 
 kill-storm: setup
-	$(PY) -m tests.kill_storm --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(if $(STORE),--store $(STORE))
+	$(PY) -m tests.kill_storm --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(if $(STORE),--store $(STORE)) $(if $(MODE),--mode $(MODE))
 
 check: setup
 	$(VENV)/bin/ruff format --check .

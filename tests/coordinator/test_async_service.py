@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from atoll import RunEnded
 from atoll.coordinator import Service
 from atoll.coordinator.commit import COMPACT_ROUNDS
+from atoll.disk import Disk
 from atoll.exchange.calls import (
     HeartbeatCall,
     LeaveCall,
+    OutcomeCall,
     PublishCall,
     RecoverCall,
 )
-from atoll.protocol import Heartbeat, HeldRound, JoinReply, Reception
-from atoll.protocol.events import Tick
+from atoll.protocol import Heartbeat, HeldRound, JoinReply, Phase, Reception
+from atoll.protocol.events import SettingsChanged, StopRequested, Tick
 from atoll.protocol.membership import LEASE_S
 from atoll.protocol.rounds import ListedUpdate
 from atoll.simulate import ProcessDead, SimDisk
 from atoll.testing.fixtures import plain_settings
-from atoll.wire import FrameKind, Roster
+from atoll.wire import FrameKind, Roster, TrainingProgress
 from tests.coordinator.desk import anchor, join, update
+from tests.journal.stories import NoRoom
 
 GRACE_S = 2.0
+ASYNC: dict[str, Any] = {"sync.mode": "async", "async.grace_s": GRACE_S}
 
 
 def make(
@@ -32,7 +38,7 @@ def make(
     """Return an asynchronous run of plain averaging, and its disk and islands."""
     disk = SimDisk()
     settings = plain_settings(start_islands=len(names), **run).with_values(
-        {"sync.mode": "async", "async.grace_s": GRACE_S, "async.buffer": buffer}
+        ASYNC | {"async.buffer": buffer}
     )
     service = Service.create(disk, settings, run="run", now_s=0.0)
     return service, disk, [join(service, name) for name in names]
@@ -65,6 +71,10 @@ def over(service: Service, now_s: float) -> dict[str, int]:
     header, _ = service.journal.outcome(0, round, has_body=False)
     assert header.roster is not None
     return {entry.island: entry.age for entry in header.roster.entries}
+
+
+def phase_of(service: Service) -> Phase:
+    return service.state.rounds[0].phase
 
 
 def departing(call: PublishCall) -> PublishCall:
@@ -282,3 +292,114 @@ def test_an_idle_tick_changes_nothing() -> None:
     service.change(Tick(), 5.0)
 
     assert service.state is before
+
+
+def test_the_end_of_each_fragment_survives_a_restart() -> None:
+    """Stopped in round 2: it is the last, before and after, and RunEnded beyond."""
+    service, disk, (a, b) = make("a", "b")
+    service.handle(update(service, a, 1.0), 1.0)
+    over(service, 1.0)
+    service.change(StopRequested(), 4.0)
+    assert service.state.last_rounds == (2,)
+    again = reopened(disk, 5.0, a, b)
+
+    assert again.state.last_rounds == (2,)
+    assert again.state.rounds[0].is_last
+    assert again.state.position(5.0).last_rounds == (2,)
+    again.handle(update(again, a, 1.0, round=2), 6.0)
+    again.tick(6.0 + GRACE_S)  # the last round waits for b
+    assert phase_of(again) is Phase.OPEN
+    again.handle(update(again, b, 3.0, round=2), 9.0)
+    assert phase_of(again) is Phase.ENDED
+    with pytest.raises(RunEnded, match="Round 3 will not open"):
+        again.handle(OutcomeCall(0, 3), 9.0)
+    ended = reopened(disk, 50.0)
+    assert phase_of(ended) is Phase.ENDED
+
+
+def test_an_end_that_is_withdrawn_stays_so_after_a_restart() -> None:
+    """`run.end_rounds=none` is an epoch and a record without rounds."""
+    service, disk, (a, b) = make("a", "b")
+    service.handle(update(service, a, 1.0), 1.0)
+    over(service, 1.0)
+    service.change(StopRequested(), 4.0)
+    service.change(SettingsChanged({"run.end_rounds": None}), 5.0)
+    again = reopened(disk, 6.0, a, b)
+
+    assert again.state.last_rounds is None
+    assert not again.state.rounds[0].is_last
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_end_by_tokens_is_decided_at_any_crash(mode: str) -> None:
+    """Before or after each call of the disk, in the round that crosses the budget."""
+    calls = _calls_of_the_end(mode)
+    assert calls >= 4
+    for number in range(1, calls + 1):
+        for after in (False, True):
+            assert _ends_after_crash(mode, number, after=after) in (1, 2)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_full_disk_at_the_end_by_tokens_is_no_obstacle(mode: str) -> None:
+    """Whichever write fails, the next tick completes the round and its end."""
+    failures = 0
+    for number in range(1, _calls_of_the_end(mode) + 1):
+        disk = NoRoom(SimDisk())
+        service, (a,) = _with_budget(mode, disk)
+        disk.fail_in(number)
+        heard: list[str] = []
+        service.failing = heard.append
+        service.handle(_crossing(service, a), 1.0)
+        failures += any(heard)
+        service.tick(5.0)
+        round = service.state.rounds[0]
+
+        # The epoch of a synchronous run ends it with round 1; fragments of the other
+        # go on to their next round, which nobody but a publishes for.
+        assert (round.number, service.state.last_of(0)) == (2, 1 + (mode == "async"))
+        assert anchor(service) == -1.0
+    assert failures >= 2
+
+
+def _with_budget(mode: str, disk: Disk) -> tuple[Service, list[JoinReply]]:
+    """Return a run of one island that ends with 100 tokens."""
+    settings = plain_settings(end_tokens=100)
+    if mode == "async":
+        settings = settings.with_values(ASYNC | {"async.buffer": 1})
+    service = Service.create(disk, settings, run="run", now_s=0.0)
+    return service, [join(service, "a")]
+
+
+def _crossing(service: Service, joined: JoinReply) -> PublishCall:
+    """Return an update of round 1 whose tokens end the run."""
+    call = _on_founding(service, joined, 1.0)
+    progress = TrainingProgress(inner_steps=200, tokens=200)
+    header = replace(call.frame.header, progress=progress)
+    return PublishCall(replace(call.frame, header=header))
+
+
+def _calls_of_the_end(mode: str) -> int:
+    disk = SimDisk()
+    service, (a,) = _with_budget(mode, disk)
+    before = disk.calls
+    service.handle(_crossing(service, a), 1.0)
+    return disk.calls - before
+
+
+def _ends_after_crash(mode: str, number: int, *, after: bool) -> int | None:
+    disk = SimDisk()
+    service, (a,) = _with_budget(mode, disk)
+    disk.crash_at(disk.calls + number, after=after)
+    try:
+        service.handle(_crossing(service, a), 1.0)
+    except ProcessDead:
+        disk.crash_at(0)
+        service = reopened(disk, 50.0, a)
+        service.handle(_crossing(service, a), 50.0)
+        service.tick(50.0)
+    last = service.state.last_of(0)
+    again = reopened(disk, 100.0, a)
+    again.tick(100.0)
+    assert again.state.last_of(0) == last
+    return last

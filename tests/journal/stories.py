@@ -176,6 +176,10 @@ class NoRoom:
         """Whether it has failed as often as it will."""
         return self._calls >= max(self._failing)
 
+    def fail_in(self, calls: int) -> None:
+        """Have no room at that call from now on, counted from 1, and at no other."""
+        self._failing = (self._calls + calls,)
+
     def append(self, name: str, data: Data) -> None:
         is_full = self._is_full()
         part = data[: round(self._share * len(data))] if is_full else data

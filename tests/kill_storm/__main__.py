@@ -3,6 +3,7 @@
     python -m tests.kill_storm --kills 500 --seed 7
     python -m tests.kill_storm --kills 200 --store file
     python -m tests.kill_storm --kills 200 --store s3
+    python -m tests.kill_storm --kills 20 --mode async --victims server
 
 Exit status 1 is a violation; the folder with everything that was written stays there.
 """
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.exchange.bucket.view import LEASE_S as STORE_LEASE_S
@@ -47,33 +49,54 @@ SETTINGS: Settings = {
     "limits": {"max_update_norm": 1e6, "deadline_min_s": 0.3, "deadline_max_s": 1.0},
 }
 
+ASYNC: Settings = {
+    **SETTINGS,
+    "sync": {**SETTINGS["sync"], "mode": "async"},
+    # With one update per buffer every roster moves the anchor by its plain mean.
+    "async": {"buffer": 1, "grace_s": 0.05},
+}
+
 Tell = Callable[[str], None]
 
 
-def command(kills: int, seed: int, store: str | None) -> str:
-    """Return the command that repeats a storm."""
-    of_store = f" --store {store}" if store else ""
-    return f"python -m tests.kill_storm --kills {kills} --seed {seed}{of_store}"
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One storm: what is run, and what happens to it."""
+
+    kills: int
+    seed: int
+    store: str | None = None
+    mode: str = "sync"
+    victims: str = ""
+
+    @property
+    def command(self) -> str:
+        """The command that repeats it."""
+        words = [f"python -m tests.kill_storm --kills {self.kills} --seed {self.seed}"]
+        words += [f"--store {self.store}"] if self.store else []
+        words += [f"--mode {self.mode}"] if self.mode != "sync" else []
+        words += [f"--victims {self.victims}"] if self.victims else []
+        return " ".join(words)
 
 
-def storm(
-    folder: Path, *, kills: int, seed: int, store: str | None, tell: Tell
-) -> list[str]:
+def storm(folder: Path, trial: Trial, *, tell: Tell) -> list[str]:
     """Run one storm in a folder, and return every difference that was found."""
-    rng = random.Random(seed)
+    rng, kills, store = random.Random(trial.seed), trial.kills, trial.store
     plan = Plan(
         folder=folder,
-        settings=SETTINGS,
+        settings=ASYNC if trial.mode == "async" else SETTINGS,
         # Some strikes start two processes, and islands that left come back.
         elements=64 + 4 * kills,
         unit=UNIT,
         paces_s={name: rng.uniform(0.005, 0.02) for name in NAMES},
     )
-    tell(f"{command(kills, seed, store)}  in {folder}")
+    tell(f"{trial.command}  in {folder}")
     begun_s = time.monotonic()
     scene = _scene(plan, store)
     lease_s = LEASE_S if store is None else STORE_LEASE_S
-    blowing = Storm(scene, rng, kills=kills, lease_s=lease_s, tell=tell)
+    blowing = Storm(
+        scene, rng, kills=kills, lease_s=lease_s, tell=tell, victims=trial.victims
+    )
     try:
         blowing.blow()
         took_s = time.monotonic() - begun_s
@@ -134,10 +157,19 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--store", help="file, s3 (SeaweedFS) or the URL of a bucket")
+    parser.add_argument("--mode", choices=["sync", "async"], default="sync")
+    parser.add_argument("--victims", choices=["server", "island"], default="")
     said = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if said.seed is None else said.seed
     folder = Path(tempfile.mkdtemp(prefix="kill-storm-"))
-    found = storm(folder, kills=said.kills, seed=seed, store=said.store, tell=_say)
+    trial = Trial(
+        kills=said.kills,
+        seed=seed,
+        store=said.store,
+        mode=said.mode,
+        victims=said.victims,
+    )
+    found = storm(folder, trial, tell=_say)
     if found:
         _say(f"VIOLATED, see {folder}")
         for line in found[:40]:

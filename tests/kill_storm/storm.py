@@ -52,7 +52,10 @@ class Violation(Exception):
 
 
 class Storm:
-    """One storm over a scene. `blow` returns when the run has ended well."""
+    """One storm over a scene. `blow` returns when the run has ended well.
+
+    `victims` is "server" or "island", if the others are left alone.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Storm:
         kills: int,
         lease_s: float,
         tell: Callable[[str], None],
+        victims: str = "",
     ) -> None:
         self._scene, self._rng, self._kills = scene, rng, kills
         self._lease_s, self._tell = lease_s, tell
@@ -78,7 +82,8 @@ class Storm:
         self._kinds = {
             kind: weight
             for kind, weight in KINDS.items()
-            if scene.server is not None or "server" not in kind
+            if (scene.server is not None or "server" not in kind)
+            and (not victims or kind.startswith(f"{victims} killed"))
         }
 
     def blow(self) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +30,7 @@ from atoll import store as stores
 from atoll.coordinator.anchor_file import FilePlan, listed_rounds
 from atoll.coordinator.live_status import agreement_of
 from atoll.coordinator.status import run_state, shares_of, status_of
+from atoll.coordinator.status_fields import RECENT_AGES
 from atoll.errors import NoSuchObject, Refused, Unreachable, UsageError
 from atoll.exchange.base import verified
 from atoll.exchange.bucket import BucketReader, documents, keys
@@ -368,6 +369,9 @@ def _verdicts(rosters: Rosters) -> Mapping[str, Mapping[str, Any]]:
             row["share"] = shares[entry.island]
             if entry.verdict is Verdict.REFUSED:
                 row["because"] = entry.reason
+            is_counted = entry.verdict is Verdict.COUNTED
+            if is_counted and document.outer.buffer:  # of an asynchronous run
+                row.setdefault("ages", deque(maxlen=RECENT_AGES)).append(entry.age)
     return verdicts
 
 

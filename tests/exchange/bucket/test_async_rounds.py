@@ -297,7 +297,7 @@ def test_a_damaged_update_is_put_again_by_its_owner() -> None:
 
 
 def test_commands_of_users_know_asynchronous_runs(tmp_path: Path) -> None:
-    """Status counts an update that is two rounds old, and exports are of any round."""
+    """Status shows an update that is two rounds old, and exports are of any round."""
     lagoon = Lagoon("a", "b", store=FileStore(tmp_path / "store"))
     slow = lagoon.frame("b", 6.0, round=1)
     for round in (1, 2):
@@ -314,6 +314,7 @@ def test_commands_of_users_know_asynchronous_runs(tmp_path: Path) -> None:
     )
 
     assert (rows["a"]["counted"], rows["b"]["counted"]) == (3, 1)
+    assert (rows["a"]["age"], rows["b"]["age"]) == (0.0, 2.0)
     assert (newest, second) == (-5.0, -1.0)
     assert all(check.is_ok for check in client.checks())
     client.close()

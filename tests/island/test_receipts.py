@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -153,6 +154,38 @@ def test_an_island_that_is_far_behind_takes_the_state_and_reads_rosters(
     assert host.slots[0].state.round == 9
     assert float(view.local[0][0]) == COUNTED - OVERLAP
     assert [header.round for header in host.slots[0].outcomes] == [8, 9]
+    host.leave(depart=False)
+
+
+class CopyingRun(ScriptedRun):
+    """A scripted run whose outcomes have separate bodies, as over a wire."""
+
+    def __init__(self, fates: Iterator[str]) -> None:
+        super().__init__(settings(), fates)
+        self.bodies: list[weakref.ref[np.ndarray]] = []
+        self.most_alive = 0
+
+    def outcome(
+        self, fragment: int, round: int, *, wait_s: float, has_body: bool = True
+    ) -> Outcome | None:
+        outcome = super().outcome(fragment, round, wait_s=wait_s, has_body=has_body)
+        assert outcome is not None
+        body = outcome.agreed.body.copy()
+        self.bodies.append(weakref.ref(body))
+        alive = sum(reference() is not None for reference in self.bodies)
+        self.most_alive = max(self.most_alive, alive)
+        return replace(outcome, agreed=Frame(outcome.agreed.header, body))
+
+
+def test_one_outcome_at_a_time_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is applied and released before the next one is requested."""
+    monkeypatch.setattr("atoll.exchange.memory.KEPT_BODIES", 9)
+    run = CopyingRun(iter(["missed", "passed"]))
+    host, view = island_at(run)
+    train(host, view, 2 * EVERY + OVERLAP)
+
+    assert len(run.bodies) == 4
+    assert run.most_alive == 1
     host.leave(depart=False)
 
 

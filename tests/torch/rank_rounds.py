@@ -106,7 +106,7 @@ def leave_early(rank: int, kind: str, run: RunSettings, steps: int) -> list[str]
 
 def live_through(rank: int, kind: str, run: RunSettings, script: str) -> dict[str, Any]:
     """Live through rounds that count, miss or pass as a script says, over and over."""
-    fates = {"c": "counted", "m": "missed", "p": "passed"}
+    fates = {"c": "counted", "m": "missed", "p": "passed", "t": "passed thrice"}
     words: Iterator[str] = cycle([fates[letter] for letter in script])
     whole = net(0)
     del whole.seen  # rounds of another fragment would come when they come

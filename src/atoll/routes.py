@@ -160,6 +160,7 @@ ROUTES = (
     ),
     _tool("history", "GET", "/history", Role.ISLAND, query="after parts columns rows"),
     _tool("anchor", "GET", "/anchor", Role.ISLAND, query="round"),
+    _tool("ledger", "GET", "/data/ledger", Role.ISLAND),
     _tool("bundle", "GET", "/bundle", Role.ISLAND),
     _tool("code", "GET", "/code", Role.OPERATOR),
     _tool("fetch_code", "GET", "/code/{digest}", Role.ISLAND),

@@ -150,5 +150,6 @@ def trouble(count: int) -> dict[str, Any]:
             "apart": [],
         },
         last_commit_unix_s=1_700_003_590.0,
+        data={"trained": 5, "partly": 4, "refused": 3, "in_hand": 2, "free": 1},
         cure="Waiting costs 41 % of the time: set sync.overlap_steps=20, or evict it.",
     )

@@ -40,9 +40,9 @@ class ExportFormat(StrEnum):
 def export(
     run: Annotated[str, RUN],
     out: Annotated[
-        Path,
+        Path | None,
         typer.Argument(metavar="OUT", help="New .safetensors file, or new directory."),
-    ],
+    ] = None,
     round: Annotated[
         int | None,
         typer.Option(min=0, help="Round to export, if kept. Default: the newest."),
@@ -57,6 +57,12 @@ def export(
             metavar="DIR", help="With hf, directory with config.json of the model."
         ),
     ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="New .csv file for the ledger of rows, without OUT."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write agreed weights into a safetensors file.
@@ -66,7 +72,18 @@ def export(
     parameters, integer buffers) that the run keeps; the command names those that it
     does not keep. A tied tensor has its first name only. --format hf also writes the
     configuration and the tokenizer of the run's bundle.
+
+    --ledger writes instead which rows of the data are in which update, as a table
+    that pandas and polars read.
     """
+    if ledger is not None:
+        has_others = out is not None or round is not None or bundle is not None
+        if has_others or export_format is not ExportFormat.SAFETENSORS:
+            raise UsageError("--ledger writes no weights. Leave OUT and the rest out.")
+        export_ledger(run, ledger, as_json=as_json)
+        return
+    if out is None:
+        raise UsageError("Say where to write the weights: atoll export RUN OUT.")
     with closing(open_named(run)) as client, progress_bar("export") as progress:
 
         def write(file: Path) -> ExportedWeights:
@@ -80,6 +97,16 @@ def export(
             with _draft(out) as draft:
                 weights = write(draft)
     _show(weights, out, as_json=as_json)
+
+
+def export_ledger(run: str, file: Path, *, as_json: bool) -> None:
+    """Write the ledger of a run's rows into a new file."""
+    with closing(open_named(run)) as client, _draft(file) as draft:
+        size_bytes = client.export_ledger(draft)
+    if as_json:
+        typer.echo(json.dumps({"file": str(file), "bytes": size_bytes}, indent=2))
+    else:
+        typer.echo(f"{file}: {size_bytes} bytes")
 
 
 def _show(weights: ExportedWeights, out: Path, *, as_json: bool) -> None:

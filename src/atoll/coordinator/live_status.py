@@ -101,6 +101,7 @@ class LiveStatus:
             verdicts=self._watcher.verdicts,
             since_unix_s=self._watcher.since_unix_s,
             recent=list(self._watcher.recent),
+            rows_per_s=self._watcher.rows.rows_per_s,
         )
         trouble = self._trouble()
         room = self._service.journal.room

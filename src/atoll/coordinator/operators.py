@@ -15,6 +15,8 @@ from atoll.coordinator.anchor_file import AnchorFiles
 from atoll.coordinator.directory import CodeFiles
 from atoll.coordinator.move import moved_run_of
 from atoll.coordinator.routes import as_response, keep_until_sent
+from atoll.coordinator.rows import CONTENT_TYPE as CSV
+from atoll.coordinator.rows import LedgerFiles
 from atoll.coordinator.threads import ThreadedService
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.exchange.api import RequestHead, json_answer
@@ -91,6 +93,7 @@ class Operators:
         self._codes, self._bundle, self._code = codes, bundle, code
         self._past = past
         self._anchors = AnchorFiles(threaded_service, spool, root)
+        self._ledgers = LedgerFiles(threaded_service, spool)
         self._lock = threading.Lock()
         self._readers: dict[DeferredResponse, int] = {}
         """Open event requests and the event number each one follows, oldest first."""
@@ -209,6 +212,14 @@ class Operators:
             file = self._anchors.at(whole_text(round_text, "round"))
         headers = {"Content-Type": SAFETENSORS}
         response = ranged(request, file.body, etag=file.digest, headers=headers)
+        return replace(response, done=partial(keep_until_sent, file))
+
+    def ledger(self, request: Request, head: RequestHead) -> Response:
+        """Answer with the ledger of the run's rows, as a table."""
+        file = self._ledgers.write()
+        part = FilePart(file=file.handle, length=file.size_bytes)
+        headers = {"Content-Type": CSV}
+        response = ranged(request, part, headers=headers)
         return replace(response, done=partial(keep_until_sent, file))
 
     def bundle(self, request: Request, head: RequestHead) -> Response:

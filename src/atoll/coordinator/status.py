@@ -14,6 +14,7 @@ from operator import is_not
 from statistics import median
 from typing import Any
 
+from atoll.coordinator.rows import RowWatcher, rows_of
 from atoll.coordinator.service import Service
 from atoll.coordinator.status_fields import (
     RECENT_AGES,
@@ -51,6 +52,7 @@ def status_of(
     verdicts: Mapping[str, Mapping[str, Any]],
     since_unix_s: Mapping[str, float] | None = None,
     recent: Sequence[Mapping[str, Any]] = (),
+    rows_per_s: float | None = None,
 ) -> dict[str, Any]:
     """Return the status document: progress, members, and awaited islands.
 
@@ -61,6 +63,7 @@ def status_of(
         verdicts: Last verdict on each island's updates.
         since_unix_s: Start time of each run state, where known.
         recent: The last committed rounds.
+        rows_per_s: Trained rows per second, if the run deals out rows.
     """
     missing = waits_for(state, now_s)
     shares = [x for x in map(_share, stats.values()) if x is not None]
@@ -96,6 +99,7 @@ def status_of(
         "cure": cure(state, now_s, shares),
         "same_data": same_data(stats),
         "unowned_share": unowned_share(state, now_s),
+        "data": rows_of(state, rows_per_s=rows_per_s),
         "islands": [
             island_of(state, member, now_s, stats.get(name), verdicts.get(name, {}))
             for name, member in sorted(state.members.known.items())
@@ -317,6 +321,7 @@ class Watcher:
 
     def __init__(self, events: EventBus, state: CoordinatorState, now_s: float) -> None:
         self._events = events
+        self.rows = RowWatcher(events)
         self._seen = state
         self._live = state.members.live(now_s)
         self._silent = frozenset(state.members.known) - self._live
@@ -351,6 +356,7 @@ class Watcher:
             self._tell_rounds(service, seen, state, now_s)
         if state.windows is not seen.windows:
             self._tell_windows(seen, state)
+        self.rows.look(seen.ledger, state.ledger, now_s)
         self._tell_operator(service, seen, state)
 
     def tell_damage(self, service: Service) -> None:

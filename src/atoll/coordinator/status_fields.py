@@ -121,6 +121,8 @@ def same_data(stats: Mapping[str, Stats]) -> list[list[str]]:
 
 def unowned_share(state: CoordinatorState, now_s: float) -> float:
     """Return the share of the rows that `shard` gives to no live island."""
+    if state.settings.data.is_dealt:
+        return 0.0
     run, members = state.settings.run, state.members
     parts = run.start_islands if run.max_islands is None else run.max_islands
     slots = {members.known[name].slot for name in members.live(now_s)}

@@ -86,6 +86,13 @@ class RunClient(Protocol):
             CorruptError: the file is not complete, or stored data does not verify.
         """
 
+    def export_ledger(self, file: Path) -> int:
+        """Write the ledger of the run's rows into a CSV file; return its bytes.
+
+        Raises:
+            Refused: the run does not deal out rows, or has no weights yet.
+        """
+
     def checks(self) -> Iterator[Check]:
         """Check the connection step by step, up to the first step that fails."""
 

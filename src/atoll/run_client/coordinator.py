@@ -224,6 +224,16 @@ class CoordinatorRunClient:
         )
         return base.ExportedWeights.of_file(file, int(reply.headers["content-length"]))
 
+    def export_ledger(self, file: Path) -> int:
+        """Download the ledger."""
+        self._client.get("/health")  # fail now if it is away, without retries
+        reply = retried(
+            lambda: self._client.call("GET", "/data/ledger", timeout_s=EXPORT_S),
+            BUSY_COORDINATOR,
+            sleep=SystemRuntime().sleep,
+        )
+        return file.write_bytes(reply.body)
+
     def checks(self) -> Iterator[base.Check]:
         """Check credential, network, coordinator and speed."""
         from atoll.run_client.checks import CoordinatorCheck  # it needs this module

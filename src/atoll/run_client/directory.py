@@ -15,6 +15,7 @@ from atoll import __version__
 from atoll.coordinator.anchor_file import AnchorFiles
 from atoll.coordinator.app import SPOOL
 from atoll.coordinator.directory import open_service
+from atoll.coordinator.rows import LedgerTable, require_ledger
 from atoll.coordinator.service import Service
 from atoll.coordinator.status import RECENT, status_of
 from atoll.coordinator.threads import ThreadedService
@@ -153,6 +154,14 @@ class DirectoryRunClient:
                     if progress is not None:
                         progress(done, anchor.file.size_bytes)
         return base.ExportedWeights.of_file(file, anchor.file.size_bytes)
+
+    def export_ledger(self, file: Path) -> int:
+        """Write the ledger from the journal."""
+        table = LedgerTable(require_ledger(self._service.state.ledger))
+        rosters = self._service.journal.recorded.rosters
+        listed = ((*key, rosters[key]) for key in sorted(rosters))
+        with file.open("wb") as opened:
+            return sum(map(opened.write, table.lines(listed)))
 
     def checks(self) -> Iterator[base.Check]:
         """Check that the journal can be read."""

@@ -29,6 +29,11 @@ from atoll import __version__
 from atoll import store as stores
 from atoll.coordinator.anchor_file import FilePlan, listed_rounds
 from atoll.coordinator.live_status import agreement_of
+from atoll.coordinator.rows import (
+    LedgerTable,
+    ListedRoster,
+    require_ledger,
+)
 from atoll.coordinator.status import run_state, shares_of, status_of
 from atoll.coordinator.status_fields import RECENT_AGES
 from atoll.errors import NoSuchObject, Refused, Unreachable, UsageError
@@ -646,6 +651,22 @@ class StoreRunClient:
         moved_to = self._observer.reader.view.moved_to
         size = write_anchor(self._observer, file, round=round, progress=progress)
         return replace(base.ExportedWeights.of_file(file, size), moved_to=moved_to)
+
+    def export_ledger(self, file: Path) -> int:
+        """Write the ledger from the rosters of the store."""
+        self._observer.look()
+        state = self._observer.reader.view.state
+        table = LedgerTable(require_ledger(state.ledger))
+        with file.open("wb") as opened:
+            return sum(map(opened.write, table.lines(self._listed_rosters())))
+
+    def _listed_rosters(self) -> Iterator[ListedRoster]:
+        for round in self._observer.reader.view.state.rounds:
+            for first in range(1, round.number, MAX_READS):
+                numbers = range(first, min(first + MAX_READS, round.number))
+                keys = [(round.fragment, number) for number in numbers]
+                for document in self._observer.read_rosters(keys):
+                    yield document.fragment, document.round, document.roster
 
     def checks(self) -> Iterator[base.Check]:
         """Check every permission separately, to name the one that is missing."""

@@ -349,6 +349,28 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
                 ),
             },
         ),
+        "data_opened": EventKind(
+            "An island has described the data of a run that deals out rows.",
+            {
+                "rows": ValueKind.INTEGER.optional("its length"),
+                "fingerprint": ValueKind.TEXT.field("of its content; empty: unknown"),
+            },
+        ),
+        "rows_claimed": EventKind(
+            "An island has got rows.",
+            {
+                "island": ISLAND,
+                "claim": ValueKind.INTEGER.field("the number of its claim"),
+                "rows": ValueKind.INTEGER.field("number of rows that it got"),
+            },
+        ),
+        "rows_released": EventKind(
+            "Rows of an island that has gone are free.",
+            {
+                "island": ISLAND,
+                "rows": ValueKind.INTEGER.field("number of rows"),
+            },
+        ),
         "round_opened": EventKind(
             "A round accepts updates.",
             FRAGMENT_ROUND

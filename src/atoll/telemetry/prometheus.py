@@ -133,6 +133,15 @@ def _shed(status: Status, _: Counters) -> Iterator[Row]:
         yield {"reason": reason, "count": count}
 
 
+DATA_STATES = ("trained", "partly", "refused", "in_hand", "free")
+
+
+def _data_rows(status: Status, _: Counters) -> Iterator[Row]:
+    data = status.get("data") or {}
+    for state in DATA_STATES if data else ():
+        yield {"state": state, "count": data[state]}
+
+
 def _fragments(status: Status, _: Counters) -> Iterator[Row]:
     for fragment, number in enumerate(status["rounds"]):
         yield {"fragment": fragment, "number": number}
@@ -233,6 +242,9 @@ _ROWS: Mapping[SampleSet, tuple[tuple[str, str, str], ...]] = {
     ),
     SampleSet(("reason",), _shed): (
         ("connections_shed_total", "count", "Connections closed to free room."),
+    ),
+    SampleSet(("state",), _data_rows): (
+        ("data_rows", "count", "Rows of the run's data in a state."),
     ),
     SampleSet(("fragment",), _fragments): (
         ("open_round", "number", "The open round of a fragment."),

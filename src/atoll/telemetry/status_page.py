@@ -97,6 +97,8 @@ class _Page:
             f"round {_rounds(status)}",
             _tokens(status),
         ]
+        if (share := (status.get("data") or {}).get("trained_share")) is not None:
+            parts.append(f"{format_share(share)} of the rows")
         parts.append(_membership(status))
         parts += _asynchronous(status)
         parts += _rates(status)

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.coordinator.move import JOURNAL
-from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
+from atoll.data import Ask, Claim, DataSpec
+from atoll.exchange import CoordinatorExchange, Frame, Outcome
 from atoll.exchange.api import PROTOCOL, Identity, identities_of, proof_text, to_request
 from atoll.exchange.calls import Call
 from atoll.exchange.over_http import HttpLine
@@ -22,6 +23,7 @@ from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Phase, Position, R
 from atoll.runtime import Clock
 from atoll.security import Role, authorization, calling_context, read_token, token_file
 from atoll.settings import RunSettings
+from atoll.testing.dealer_contract import DealingExchange
 from atoll.wire.digests import blake3_digest, view_of
 from tests.http.loopback import PATIENCE_S, Dialogue, Heard, head
 
@@ -115,7 +117,7 @@ class Calm:
     behind the backs of those who ask.
     """
 
-    def __init__(self, inner: Exchange, settle: Callable[[], None]) -> None:
+    def __init__(self, inner: DealingExchange, settle: Callable[[], None]) -> None:
         self._inner, self._settle = inner, settle
 
     def join(self, request: JoinRequest) -> JoinReply:
@@ -137,6 +139,12 @@ class Calm:
     def state(self, fragment: int) -> Frame:
         return self._inner.state(fragment)
 
+    def open_data(self, island: str, incarnation: int, data: DataSpec) -> DataSpec:
+        return self._inner.open_data(island, incarnation, data)
+
+    def claim(self, ask: Ask) -> Claim:
+        return self._inner.claim(ask)
+
     def leave(self, island: str, incarnation: int) -> None:
         self._inner.leave(island, incarnation)
         self._settle()
@@ -151,7 +159,7 @@ class Islands:
         self._lives = 0
         coordinator.events.subscribe(self._tell, name="islands")
 
-    def __call__(self, *, key: bytes) -> Exchange:
+    def __call__(self, *, key: bytes) -> Calm:
         line = self._stack.enter_context(line_to(self._coordinator))
         self._lives += 1
         nonce = str(self._lives).encode()

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 from atoll.coordinator.rows import COLUMNS, LedgerTable
-from atoll.data import Spans
+from atoll.data import Ask, DataSpec, Spans
+from atoll.run_client.directory import DirectoryRunClient
+from atoll.testing.dealer_contract import dealing_settings
+from atoll.testing.fixtures import enter, plain_settings, update_of
+from atoll.testing.fixtures import roster_of as committed_roster
+from atoll.wire import TrainingProgress
+from tests.coordinator.serving import Islands, asking, serving
 from tests.coordinator.test_row_status import a_pass_with_everything
 from tests.coordinator.test_rows import claim, ledger_of, make, with_rows
 from tests.data.test_ledger import roster_of
@@ -63,3 +71,48 @@ def test_a_name_with_a_comma_is_one_value() -> None:
     (line,) = rows_of(b"".join(table.lines([(0, 1, roster)])))
 
     assert line["island"] == 'a,"b"'
+
+
+def test_a_coordinator_sends_the_table(tmp_path: Path) -> None:
+    """Anyone with an island's token reads it, and the directory has the same later."""
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(
+            serving(tmp_path / "run", dealing_settings(start_islands=1))
+        )
+        exchange = Islands(coordinator, stack)(key=b"a")
+        joined = enter(exchange, "a,b")
+        exchange.open_data("a,b", joined.incarnation, DataSpec(rows=45))
+        ask = Ask(island="a,b", incarnation=joined.incarnation, number=1)
+        spans = exchange.claim(ask).spans
+        progress = TrainingProgress(inner_steps=1, tokens=0, cursor=spans.pack())
+        exchange.publish(update_of(exchange, joined, 1.0, progress=progress))
+        committed_roster(exchange, 1)
+        heard = asking(coordinator, "GET /data/ledger")
+
+    assert heard.status == 200
+    assert heard.headers["content-type"] == "text/csv"
+    assert rows_of(heard.body) == [
+        {
+            "first_turn": "0",
+            "end_turn": "10",
+            "state": "trained",
+            "fragment": "0",
+            "round": "1",
+            "island": "a,b",
+            "incarnation": "1",
+            "verdict": "counted",
+        }
+    ]
+    with closing(DirectoryRunClient(tmp_path / "run")) as client:
+        size_bytes = client.export_ledger(tmp_path / "ledger.csv")
+    assert (tmp_path / "ledger.csv").read_bytes() == heard.body
+    assert size_bytes == len(heard.body)
+
+
+def test_a_run_that_cuts_its_data_has_no_table(tmp_path: Path) -> None:
+    """The refusal names the setting."""
+    with serving(tmp_path / "run", plain_settings()) as coordinator:
+        heard = asking(coordinator, "GET /data/ledger")
+
+    assert heard.status == 409
+    assert b"The run has no ledger of rows: data.order is 'islands'" in heard.body

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from atoll.settings import RunSettings
-from atoll.testing import EXCHANGE_CLAIMS
+from atoll.testing import DEALER_CLAIMS, EXCHANGE_CLAIMS
+from atoll.testing.dealer_contract import AttachDealer, OpenDealingRun
 from atoll.testing.exchange_contract import Attach, Claim
 from tests.coordinator.serving import Islands, serving
 
@@ -31,6 +32,20 @@ def opening(tmp_path: Path) -> Iterator[Opening]:
             return open_run
 
         yield open_with
+
+
+@pytest.mark.parametrize("claim", DEALER_CLAIMS, ids=lambda claim: claim.__name__)
+def test_a_coordinator_on_a_port_is_a_dealer(
+    claim: Callable[[OpenDealingRun], None], tmp_path: Path
+) -> None:
+    """Rows are dealt over a connection as in one process."""
+    with ExitStack() as stack:
+
+        def open_run(settings: RunSettings) -> AttachDealer:
+            served = serving(tmp_path / "run", settings)
+            return Islands(stack.enter_context(served), stack)
+
+        claim(open_run)
 
 
 @pytest.mark.parametrize("claim", EXCHANGE_CLAIMS, ids=lambda claim: claim.__name__)

@@ -170,7 +170,7 @@ class RunSettings:
         if self.data.is_dealt:
             raise SettingsError(
                 f"data.order='run' does not work in {host}, which has no claims of "
-                "rows. Join each island to a coordinator or a bucket, or choose "
+                "rows yet. Join each island to a coordinator, or choose "
                 "order='islands'."
             )
 

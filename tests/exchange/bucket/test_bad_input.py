@@ -305,3 +305,15 @@ def weak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     home: Path = tmp_path_factory.mktemp("weak") / "home"
     with rclone(home) as where:
         yield where
+
+
+def test_a_run_that_deals_out_rows_is_not_made() -> None:
+    """Nothing in a bucket numbers claims of rows yet, which is said by name."""
+    store = MemoryStore()
+    dealt = RunSettings.from_dict({"data": {"order": "run"}})
+    with pytest.raises(
+        SettingsError, match=r"order='run' does not work in a bucket"
+    ):
+        make_run(store, dealt, url=URL)
+
+    assert store.items("") == []

@@ -577,6 +577,7 @@ def fetch_settings(store: Store, *, url: str) -> SettingsDocument:
         raise CorruptError(
             f"{exc} Change settings with `atoll control`, never by hand."
         ) from exc
+    document.settings.require_cut_data("a bucket")
     if document.settings.fingerprint != document.fingerprint:
         raise CorruptError(
             f"{keys.SETTINGS} says fingerprint {document.fingerprint}, and its "

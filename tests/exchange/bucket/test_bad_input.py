@@ -311,9 +311,7 @@ def test_a_run_that_deals_out_rows_is_not_made() -> None:
     """Nothing in a bucket numbers claims of rows yet, which is said by name."""
     store = MemoryStore()
     dealt = RunSettings.from_dict({"data": {"order": "run"}})
-    with pytest.raises(
-        SettingsError, match=r"order='run' does not work in a bucket"
-    ):
+    with pytest.raises(SettingsError, match=r"order='run' does not work in a bucket"):
         make_run(store, dealt, url=URL)
 
     assert store.items("") == []

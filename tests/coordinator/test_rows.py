@@ -17,7 +17,7 @@ from atoll.exchange.calls import (
     LeaveCall,
     PublishCall,
 )
-from atoll.protocol import Heartbeat, HeldRound, JoinReply
+from atoll.protocol import Heartbeat, HeldRound, JoinReply, Phase
 from atoll.simulate import ProcessDead, SimDisk
 from atoll.testing.dealer_contract import dealing_settings
 from atoll.wire import FrameKind
@@ -176,6 +176,28 @@ def test_a_run_that_ended_with_its_data_has_ended_after_a_restart() -> None:
 
     assert again.state.last_round == 1
     assert ledger_of(again).counts.trained == data.total
+
+
+def test_a_run_that_all_islands_have_left_is_over_after_a_restart() -> None:
+    """With its last row settled and no island left, it has ended for good."""
+    service, disk, joined = make(end_rounds=None)
+    number = 0
+    while ledger_of(service).has_free:
+        number += 1
+        claim(service, joined["a"], number)
+    spans = ledger_of(service).holdings["a"]
+    service.handle(with_rows(service, joined["b"], Spans()), 1.0)
+    departing = with_rows(service, joined["a"], spans, kind=FrameKind.DEPARTING)
+    service.handle(departing, 1.0)
+    for life in joined.values():
+        service.handle(LeaveCall(life.island, life.incarnation), 1.0)
+    service.tick(3.0)
+    assert all(round.phase is Phase.ENDED for round in service.state.rounds)
+
+    again = restarted(disk)
+
+    assert again.state.last_rounds == service.state.last_rounds
+    assert all(round.phase is Phase.ENDED for round in again.state.rounds)
 
 
 EVENTS = st.lists(

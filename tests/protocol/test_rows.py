@@ -404,6 +404,33 @@ def test_a_run_does_not_end_while_rows_are_unpublished() -> None:
     assert (state.last_round, actions) == (None, [])
 
 
+def test_an_open_last_round_ends_when_nobody_is_left() -> None:
+    """The last rows may be in a higher round of one fragment than of another."""
+    state = run_of("a", rows=10)
+    other = replace(state.rounds[0], fragment=1, number=OPEN_ROUND - 1)
+    state = replace(state, rounds=(state.rounds[0], other))
+    state = dealing(state, rows=10)
+    state, claim, _ = asked(state, "a")
+    for fragment, number in ((1, OPEN_ROUND - 1), (0, OPEN_ROUND)):
+        header = update("a", fragment=fragment, round=number, kind=FrameKind.DEPARTING)
+        sealed = with_cursor(header, claim.spans.pack())
+        state, _ = advance(state, events.UpdateStored(sealed), NOW_S)
+    assert state.last_round == OPEN_ROUND
+    state = left(state, "a")
+    for closing in state.rounds:
+        assert closing.roster is not None
+        event = events.Committed(closing.fragment, closing.roster, b"a" * 16, OUTER)
+        state, _ = advance(state, event, NOW_S)
+    assert state.rounds[1].phase is Phase.OPEN
+    assert wakes_at(state, NOW_S) == NOW_S + 1.0
+
+    state, actions = advance(state, events.Tick(), NOW_S)
+
+    last_rounds = events.LastRounds((OPEN_ROUND, OPEN_ROUND - 1))
+    assert actions == [events.Persist(last_rounds)]
+    assert [round.phase for round in state.rounds] == [Phase.ENDED, Phase.ENDED]
+
+
 def test_a_run_with_another_end_goes_on_without_rows() -> None:
     """With end_rounds the rounds decide, whatever the data."""
     state = run_of("a", rows=10, end_rounds=9)

@@ -323,7 +323,8 @@ class RecordedRun:
         """Return if these can be the last rounds of the fragments."""
         committed = [recorded.round for recorded in self.fragments]
         is_right = len(rounds) == len(committed) and all(map(ge, rounds, committed))
-        if not self.is_async or (rounds and not is_right):
+        has_them = self.is_async or self.ledger is not None
+        if not has_them or (rounds and not is_right):
             raise UsageError(
                 f"The last rounds {list(rounds)} are not those of an asynchronous run "
                 f"that has committed the rounds {committed}."

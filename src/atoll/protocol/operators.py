@@ -49,7 +49,7 @@ def decide_end(
     if not state.rounds or state.is_observed or is_end_near(state):
         return state, []
     if state.settings.sync.is_async:
-        return _end_each(state, now_s) if is_to_end(state) else (state, [])
+        return end_each(state, now_s) if is_to_end(state) else (state, [])
     if not _has_tokens(state):
         return state, []
     last = _open_through(state) if is_restored else _furthest(state)
@@ -107,7 +107,7 @@ def _open_through(state: CoordinatorState) -> int:
     return max(numbers, default=NO_ROUND)
 
 
-def _end_each(state: CoordinatorState, now_s: float) -> events.Result:
+def end_each(state: CoordinatorState, now_s: float) -> events.Result:
     """Make the open round of each fragment its last; of one that closes, the next.
 
     If no island is live, none will publish for a round without updates.
@@ -241,7 +241,7 @@ def stop(
 ) -> events.Result:
     """End with the open rounds; a new epoch makes them the last."""
     if state.settings.sync.is_async and _is_stoppable(state, now_s):
-        state, actions = _end_each(state, now_s)
+        state, actions = end_each(state, now_s)
         return state, [*actions, events.Respond(state.position(now_s))]
     if state.last_rounds is not None:
         return state, [events.Respond(state.position(now_s))]

@@ -81,7 +81,10 @@ def settle(state: CoordinatorState, now_s: float) -> events.Result:
     state, actions = _released(state, _departed(state))
     if not is_over(state, now_s):
         return state, actions
-    state, ending = operators.stop(state, events.StopRequested(), now_s)
+    if state.last_round is None:
+        state, ending = operators.stop(state, events.StopRequested(), now_s)
+    else:
+        state, ending = operators.end_each(state, now_s)
     is_change = (action for action in ending if not isinstance(action, events.Respond))
     return state, [*actions, *is_change]
 
@@ -114,21 +117,41 @@ def is_over_for(state: CoordinatorState, island: str, now_s: float) -> bool:
 
 
 def is_over(state: CoordinatorState, now_s: float) -> bool:
-    """Return whether the run ends now, because its data has."""
+    """Return whether the run ends now, because its data has.
+
+    If no island is live after that, none publishes for a last round that is still
+    open: it ends without an outcome.
+    """
     ledger, run = state.ledger, state.settings.run
     if ledger is None or not ledger.is_open or ledger.has_free:
         return False
-    has_other_end = run.end_rounds is not None or run.end_tokens is not None
-    if has_other_end or state.last_round is not None:
+    if state.last_rounds is not None or _has_ended(state):
         return False
+    if state.last_round is None:
+        has_other_end = run.end_rounds is not None or run.end_tokens is not None
+        return not has_other_end and not _has_unsettled(state, ledger, now_s)
+    is_last_open = operators.is_end_near(state) and not state.members.live(now_s)
+    return is_last_open and _is_idle(state) and not _has_unsettled(state, ledger, now_s)
+
+
+def _is_idle(state: CoordinatorState) -> bool:
+    """Return whether no round has an update, or is being committed."""
+    return not any(
+        round.staged or round.ahead or round.phase is Phase.CLOSING
+        for round in state.rounds
+    )
+
+
+def _has_unsettled(state: CoordinatorState, ledger: RowLedger, now_s: float) -> bool:
+    """Return whether a row can return, or is still to be published."""
     for name in ledger.holdings:
         turns = standing(state, name)
         if name in state.members.live(now_s):
             if ledger.unsettled(name, turns):
-                return False
+                return True
         elif _may_return(state, name, now_s) and ledger.to_train(name, turns):
-            return False
-    return True
+            return True
+    return False
 
 
 def standing(state: CoordinatorState, island: str) -> tuple[Spans, ...]:

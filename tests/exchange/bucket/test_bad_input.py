@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from atoll import RunSettings
-from atoll.errors import CorruptError, UsageError
+from atoll.errors import CorruptError, SettingsError, UsageError
 from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
 from atoll.exchange.bucket.create import make_run, require_able
 from atoll.island import Host

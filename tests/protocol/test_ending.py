@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll import RunSettings
-from atoll.errors import RunEnded, UsageError
+from atoll.errors import Refused, RunEnded, SettingsError, UsageError
 from atoll.protocol import Position
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.events import (
@@ -354,3 +354,42 @@ def test_an_end_of_an_asynchronous_run_is_withdrawn_durably() -> None:
         LastRounds(()),
     ]
     assert table.state.last_of(0) is None
+
+
+def test_a_decay_by_rounds_is_refused_while_an_asynchronous_run_trains() -> None:
+    """Its rounds have no fixed steps, whenever that is set."""
+    table = table_of("a")
+    with pytest.raises(
+        SettingsError, match=r"run\.decay_round=3 has no meaning .* Use run\.end_tokens"
+    ):
+        table.do(SettingsChanged({"run.decay_round": 3}))
+
+    assert table.state.epoch == 0
+
+
+def test_an_update_beyond_the_open_round_says_which_is_open() -> None:
+    """Nothing of a later round can have been sealed, unless the run has lost rounds."""
+    table = table_of("a", "b")
+    with pytest.raises(
+        Refused, match=r"Round 3 of fragment 0 cannot be .* round 1 is open\. Wait"
+    ):
+        table.do(UpdateOffered(table.header("a", round=3)))
+    member = replace(table.state.members.known["a"], is_heard=False)
+    members = table.state.members.with_member(member)
+    table.state = replace(table.state, members=members)
+
+    assert table.do(UpdateOffered(table.header("a", round=3))) == [
+        Respond(Reception.EARLY)
+    ]
+
+
+def test_a_base_of_more_than_1024_rounds_ago_is_refused_by_name() -> None:
+    """The reason is in the roster: the island takes the anchor."""
+    table = table_of("a", "b")
+    old = table.header("b", refused="", elements=3, base=bytes([9]) * 16)
+    table.do(UpdateStored(with_body(old, bytes(12))))
+    (close,) = closings(counts(table, "a"))
+    entry = close.roster.entry("b")
+
+    assert entry is not None
+    assert entry.reason == f"base: {'09' * 16} is not the fragment's {'00' * 16}"

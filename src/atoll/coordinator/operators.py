@@ -17,6 +17,7 @@ from atoll.coordinator.move import moved_run_of
 from atoll.coordinator.routes import as_response, keep_until_sent
 from atoll.coordinator.rows import CONTENT_TYPE as CSV
 from atoll.coordinator.rows import LedgerFiles
+from atoll.coordinator.status_fields import last_round_of
 from atoll.coordinator.threads import ThreadedService
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.exchange.api import RequestHead, json_answer
@@ -135,7 +136,7 @@ class Operators:
         action, fields = head.path_values["action"], _command(request)
         self._threaded_service.change(_event(action, fields, self._threaded_service))
         if action in ("stop", "drain"):
-            last = self._threaded_service.look()[0].last_round
+            last = last_round_of(self._threaded_service.look()[0])
             self._events.emit("run_stopped", last_round=last)
         return as_json(self._status())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 
 from atoll.errors import AtollWarning, SettingsError
 from atoll.fields import shortest_fp32, shown
@@ -127,9 +128,9 @@ class SyncSection:
     dynamic_local_updates: bool = rules.setting(False, rules.FLAG)
     """Whether slower islands make fewer inner steps per round."""
 
-    @property
+    @cached_property
     def is_async(self) -> bool:
-        """Whether rounds take who arrived."""
+        """Whether rounds take who arrived. Read for every message of an island."""
         return self.mode == "async"
 
     def __post_init__(self) -> None:

@@ -267,7 +267,7 @@ def test_public_names_are_listed() -> None:
     eager, resolved, listed = run_python(code).splitlines()
 
     assert eager == "['RunEnded', 'errors']"
-    assert resolved == "[True, True, True, True, True, True, True, True]"
+    assert resolved == "[True, True, True, True, True, True, True, True, True]"
     assert listed == (
         "['RunEnded', 'RunSettings', '__version__', 'checkpoint', 'data', "
         "'errors', 'exchange', 'init']"

@@ -1,5 +1,6 @@
 """Atoll trains one model on many islands of compute that barely talk to each other."""
 
+import importlib
 from typing import TYPE_CHECKING
 
 from atoll import errors
@@ -10,6 +11,10 @@ if TYPE_CHECKING:
     from atoll.exchange.bucket.create import init
     from atoll.settings import RunSettings
 
+    def settings_of(run: str) -> RunSettings:
+        """Return the settings in force in a run: its URL, its directory or its name."""
+
+
 __all__ = [
     "RunEnded",
     "RunSettings",
@@ -19,6 +24,7 @@ __all__ = [
     "errors",
     "exchange",
     "init",
+    "settings_of",
 ]
 
 __version__ = "0.1.0"
@@ -48,4 +54,7 @@ if not TYPE_CHECKING:
             from atoll.exchange.bucket.create import init
 
             return init
+        if name == "settings_of":
+            # By name: what reaches any run is above this package.
+            return importlib.import_module("atoll.run_client").settings_of
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")

@@ -8,14 +8,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from atoll.cli.run_names import RUN, open_named
-from atoll.cli.terminal import can_redraw, has_colour, live_view, width
-from atoll.run_client import RunStatus
+from atoll.cli.terminal import (
+    can_redraw,
+    console,
+    has_colour,
+    live_view,
+    table,
+    width,
+)
+from atoll.errors import UsageError
+from atoll.run_client import RunClient, RunStatus
+from atoll.settings.reference import values_of
 from atoll.telemetry import render_rows, render_status
+from atoll.telemetry.text import printable
 
 
 def status(
@@ -27,6 +37,9 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", help="Repeat until the run ends.")
     ] = False,
+    has_settings: Annotated[
+        bool, typer.Option("--settings", help="Print the settings of the run.")
+    ] = False,
     is_all: Annotated[
         bool, typer.Option("--all", help="List every island, also those that are well.")
     ] = False,
@@ -37,8 +50,13 @@ def status(
     With --data prints how many rows are trained, in hand and free, if the run deals
     them out.
     A store is read directly: the command watches for some seconds at most to find out
-    which islands are live.
+    which islands are live. --settings prints every value with its default, those
+    that differ first, and the changes during the run; also as --json.
     """
+    if has_settings:
+        with closing(open_named(run)) as client:
+            _show_settings(client, as_json=as_json)
+        return
     with (
         closing(open_named(run)) as client,
         _printer(
@@ -51,6 +69,46 @@ def status(
             time.sleep(client.poll_s)
             status = client.status()
             show(status)
+
+
+def _show_settings(client: RunClient, *, as_json: bool) -> None:
+    """Print the values of a run, and the epochs that changed them."""
+    settings = client.settings()
+    values, epochs = values_of(settings), _epochs(client)
+    if as_json:
+        document = {
+            "settings": {row.key: row.value for row in values},
+            "defaults": {row.key: row.default for row in values},
+            "not_default": [row.key for row in values if not row.is_default],
+            "changes": {row.key: row.changes for row in values},
+            "fingerprint": settings.fingerprint,
+            "epochs": epochs,
+        }
+        typer.echo(json.dumps(document, indent=2))
+        return
+    rows = [("setting", "value", "default", "changes")]
+    rows += [
+        (row.key, row.value, "" if row.is_default else row.default, row.changes)
+        for row in values
+    ]
+    console(sys.stdout).print(table(rows))
+    for epoch in epochs or ():
+        time_text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(epoch["at"]))
+        changes = ", ".join(f"{key}={value}" for key, value in epoch["values"].items())
+        typer.echo(printable(f"epoch {epoch['epoch']} at {time_text}: {changes}"))
+
+
+def _epochs(client: RunClient) -> list[dict[str, Any]] | None:
+    """Return the epochs of a run with their times; None if it keeps no events."""
+    try:
+        notes = client.history(parts="notes")["notes"]
+    except UsageError:  # a run in a store
+        return None
+    return [
+        {key: note[key] for key in ("epoch", "at", "values")}
+        for note in notes
+        if note["event"] == "epoch_set"
+    ]
 
 
 @contextmanager

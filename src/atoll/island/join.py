@@ -45,6 +45,7 @@ from atoll.island.signals import Interrupted, Termination, use_exit_codes
 from atoll.retry import LEAVE_S, NEW_LOCATION, NOT_UP_S
 from atoll.runtime import Clock, SystemClock
 from atoll.settings import RunSettings
+from atoll.settings.reference import summary
 from atoll.wire import FrameKind
 
 if TYPE_CHECKING:
@@ -205,6 +206,13 @@ def _enter(
     except BaseException:
         with connection.leaving():  # not joined: only the connection is closed
             raise
+    log.info(
+        "island %s has joined %s, epoch %d: %s",
+        host.joined.island,
+        host.joined.run,
+        host.joined.epoch,
+        summary(host.joined.settings),
+    )
     connection.exchange.stats = host.stats
     host.tally.costs = connection.costs
     return host

@@ -13,7 +13,7 @@ from atoll.run_client.base import (
     RunClient,
     RunStatus,
 )
-from atoll.run_client.location import StatusPoll, open_run, try_status
+from atoll.run_client.location import StatusPoll, open_run, settings_of, try_status
 
 __all__ = [
     "Action",
@@ -25,5 +25,6 @@ __all__ = [
     "RunStatus",
     "StatusPoll",
     "open_run",
+    "settings_of",
     "try_status",
 ]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from atoll.errors import AtollError, CorruptError, NoSuchFile, UsageError
 from atoll.island.connection import is_coordinator
-from atoll.island.environment import CredentialPaths
+from atoll.island.environment import CredentialPaths, credentials_from_environment
 from atoll.run_client.base import RunClient, RunStatus
 from atoll.runtime import SystemClock
 from atoll.security import parse_run_url
@@ -25,6 +25,7 @@ from atoll.security.private_files import (
     remove_private,
     replace_private,
 )
+from atoll.settings import RunSettings
 
 
 def open_run(url: str) -> RunClient:
@@ -42,6 +43,42 @@ def open_run(url: str) -> RunClient:
     from atoll.run_client.store import StoreRunClient
 
     return StoreRunClient(url)
+
+
+def settings_of(run: str) -> RunSettings:
+    """Return the settings in force in a run, with the changes of all epochs.
+
+    Args:
+        run: Its URL, its directory, or a name that this user's commands know.
+
+    Raises:
+        UsageError: no run has that name.
+        Unreachable: the run does not answer.
+    """
+    with closing(_opened(run)) as client:
+        return client.settings()
+
+
+def _opened(run: str) -> RunClient:
+    if "://" in run:
+        return open_run(run)
+    directory = Path(run)
+    address = read_address(directory)
+    if address is not None and address.is_open:
+        return open_run(address.url)
+    if address is not None:
+        from atoll.run_client.directory import DirectoryRunClient
+
+        return DirectoryRunClient(directory.absolute())
+    if directory.is_dir():
+        return open_run(run)
+    url = RunNames(credentials_from_environment()).find(run)
+    if url is None:
+        raise UsageError(
+            f"No run is called {run!r} here. Give its URL, its directory, or a name "
+            "that `atoll serve` or `atoll join` has remembered for this user."
+        )
+    return open_run(url)
 
 
 def try_status(url: str) -> RunStatus | None:

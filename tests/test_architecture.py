@@ -270,7 +270,7 @@ def test_public_names_are_listed() -> None:
     assert resolved == "[True, True, True, True, True, True, True, True, True]"
     assert listed == (
         "['RunEnded', 'RunSettings', '__version__', 'checkpoint', 'data', "
-        "'errors', 'exchange', 'init']"
+        "'errors', 'exchange', 'init', 'settings_of']"
     )
 
 

@@ -62,7 +62,6 @@ OWN_MODULES = {
     "atoll.kernels.with_numba.topk": "listed for `kernels.active`",
     "atoll.launch.engines.kubernetes.cluster": "adapter of the Kubernetes API",
     "atoll.launch.engines.ray.actors": "adapter: the code of Ray's actors",
-    "atoll.run_client.directory": "adapter of a directory; loads the coordinator",
     "atoll.simulate.invariants.bucket": "referee of a run that a bucket decides",
     "atoll.simulate.invariants.coordinator": "referee of a run with a coordinator",
     "atoll.simulate.report": "output of `atoll simulate`; the verb only prints it",

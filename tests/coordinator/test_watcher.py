@@ -233,6 +233,8 @@ def test_the_share_of_the_rows_that_no_island_has_is_shown() -> None:
     it, _ = watched("a", "b", max_islands=8)
 
     assert it.status(1.0)["unowned_share"] == 6 / 8
+    it, _ = watched("a", "b", max_islands=8, values={"data.order": "run"})
+    assert it.status(1.0)["unowned_share"] == 0.0
 
 
 def test_islands_that_began_with_the_same_batch_are_listed() -> None:

@@ -314,6 +314,9 @@ class Deal:
             start=0, intervals=(), marks=(), stepped=0, number=ask.number
         )
         self._number = saved.number if unsettled is None else ask.number
+        self._last_known = ask.number
+        """The last claim that an incarnation before has made."""
+
         self._tape = Tape(saved.intervals, start=saved.start)
         if unsettled is not None:
             self._tape.extend(unsettled - Spans(saved.intervals))
@@ -451,6 +454,9 @@ class Deal:
             claim = self._dealer.claim(self._next_ask(num_turns))
             if self._put(claim) or self._deal_dropped():
                 return True
+            if self._number < self._last_known:
+                self._number += 1  # its turns were released when the island had left
+                continue
             if claim.is_over or not self.wait_for_rows():
                 self.is_over = True
                 return False

@@ -8,11 +8,14 @@ rosters of the rounds decide which part of it has counted already.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from atoll import wire
 from atoll.algorithm.schedule import Stride
-from atoll.errors import OutcomeLost, UsageError
+from atoll.data import Ask
+from atoll.errors import OutcomeLost, Refused, UsageError
 from atoll.exchange import Exchange, Frame
+from atoll.exchange.base import Dealer
 from atoll.island.base import IslandMemory
 from atoll.island.deal import SavedDeal
 from atoll.island.fragment import HeldBackWork, IslandFragment, UpdateInFlight
@@ -91,6 +94,8 @@ def resume(
     if not saved.fragments:
         return _resume_counters(exchange, memory, joined, saved)
     memory.require_fitting(saved.fragments)
+    if has_lost_rows(exchange, joined, saved):
+        return _without_work(exchange, memory, joined, saved)
     reason = ""
     if saved.is_exact:
         reason = _why_not_exact(exchange, joined, saved)
@@ -106,6 +111,36 @@ def _require_same_run(joined: JoinReply, saved: SavedIsland) -> None:
             f"The checkpoint is of run {saved.run!r}, and this is {joined.run!r}. "
             "Give this run another directory, or join the run of the checkpoint."
         )
+
+
+def has_lost_rows(exchange: Exchange, joined: JoinReply, saved: SavedIsland) -> bool:
+    """Return whether the run has dealt the rows of the saved work to other islands.
+
+    They are free once an island has left without this work. The run refuses an update
+    of such rows, so a claim is repeated: without turns, all before it were released.
+    """
+    deal = saved.deal
+    if deal is None or not joined.last_claim:
+        return False
+    if deal.number > joined.last_claim:
+        return True  # the run has lost the claim
+    number = max(1, deal.number)
+    ask = Ask(island=joined.island, incarnation=joined.incarnation, number=number)
+    try:
+        return not cast(Dealer, exchange).claim(ask).spans
+    except Refused:
+        return True  # a claim that is no longer kept
+
+
+def _without_work(
+    exchange: Exchange, memory: IslandMemory, joined: JoinReply, saved: SavedIsland
+) -> EnteredIsland:
+    """Return an island that takes the anchor: others train the rows of its work."""
+    entered = _resume_counters(exchange, memory, joined, saved)
+    if saved.is_exact and entered.resumed is not None:
+        reason = "it had left, and the run deals the rows of its work to all islands"
+        entered.resumed = replace(entered.resumed, reason=reason)
+    return entered
 
 
 def _why_not_exact(exchange: Exchange, joined: JoinReply, saved: SavedIsland) -> str:

@@ -208,7 +208,8 @@ class _Page:
             yield from self._paragraph(
                 f"{format_share(share)} of the rows belong to no island, if "
                 "atoll.torch.shard deals them out: it cuts the data into "
-                "run.max_islands parts, or run.start_islands.",
+                "run.max_islands parts, or run.start_islands. With data.order='run' "
+                "in the next run, all rows are trained by any number of islands.",
                 "yellow",
             )
         for damage in self.status["damage"]:

@@ -151,8 +151,8 @@ def _row_shard(island: Island) -> RowShard:
     if island.slot >= parts:
         raise NoRows(
             f"Island {island.name!r} is number {island.slot + 1} of a run whose data "
-            f"is cut into {parts} parts. Set run.max_islands to the most islands that "
-            "will ever join."
+            f"is cut into {parts} parts. In the next run, set data.order='run' for any "
+            "number of islands, or run.max_islands to the most that will ever join."
         )
     return RowShard(island.slot, parts, *island.place)
 

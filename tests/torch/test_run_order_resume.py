@@ -62,7 +62,7 @@ class Loop:
         with island:
             for (batch,) in shard(loader, island):
                 self.rows += batch.tolist()
-                sum(part() for part in model).backward()  # type: ignore[union-attr]
+                sum(part() for part in model).backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 if island.inner_steps == dies_at:
@@ -131,12 +131,12 @@ def test_a_restart_without_a_checkpoint_trains_what_has_not_counted(
 def test_another_island_trains_the_rows_of_one_that_has_gone(tmp_path: Path) -> None:
     """It left without its last work, so the run deals those rows again."""
     run = dealing_run()
-    gone, rest = Loop(run, None), Loop(run, None)
-    gone.live("a", dies_at=6)
+    lost, rest = Loop(run, None), Loop(run, None)
+    lost.live("a", dies_at=6)
     rest.live("b")
 
     assert counted_turns(run) == EVERY_ROW
-    assert sorted(gone.rows[: EVERY * BATCH] + rest.rows) == list(range(ROWS))
+    assert sorted(lost.rows[: EVERY * BATCH] + rest.rows) == list(range(ROWS))
 
 
 def test_islands_that_die_and_come_back_share_a_pass(tmp_path: Path) -> None:

@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 from atoll.bundle import defined_by
 from atoll.coordinator.app import Coordinator
 from atoll.coordinator.directory import store_bundle
+from atoll.data import Ask, DataSpec
 from atoll.exchange import Frame
 from atoll.exchange.api import PROTOCOL
 from atoll.exchange.calls import (
     AgreedCall,
+    ClaimCall,
+    DataCall,
     FoundCall,
     HeartbeatCall,
     JoinCall,
@@ -98,6 +101,8 @@ def _islands(coordinator: Coordinator, state: Frame, update: Frame) -> list[Aski
         FoundCall("a", 1, (state,)),
         RecoverCall("a", 1, state, ()),
         KeepCall("a", 1, "0" * 64, 0, b"part"),
+        DataCall("a", 1, DataSpec(rows=100, fingerprint="c0ffee")),
+        ClaimCall(Ask(island="a", incarnation=1, number=1)),
     )
     token = bearer(coordinator.directory)
     info = of_operator("GET", "/info", token)
@@ -115,6 +120,7 @@ def _operators(coordinator: Coordinator) -> list[Asking]:
         *(of_operator("GET", f"/{each}", token) for each in ("health", "status")),
         *(of_operator("GET", f"/{each}", token) for each in ("metrics", "anchor")),
         of_operator("GET", "/bundle", token),
+        of_operator("GET", "/data/ledger", token),
         of_operator("GET", "/code", token),
         of_operator("GET", f"/code/{'0' * 64}", token),
         of_operator("PUT", f"/code/{'0' * 64}", token, {}),

@@ -19,6 +19,7 @@ from atoll.errors import (
     CorruptError,
     NameKnown,
     NonFinite,
+    NoRows,
     NoSuchObject,
     Refused,
     RunEnded,
@@ -132,9 +133,9 @@ def test_an_error_arrives_as_it_was_raised(
 def test_every_error_of_the_tree_has_a_form() -> None:
     """No error of ours travels as another one."""
     kinds = [each.kind for each in FAILURES]
-    of_buckets = {NoSuchObject, StoreDenied}  # where no coordinator answers
+    of_others = {NoSuchObject, StoreDenied, NoRows}  # of a bucket, and of an island
 
-    assert set(kinds) == (all_errors() - of_buckets) | {RunEnded}
+    assert set(kinds) == (all_errors() - of_others) | {RunEnded}
     assert len({each.code for each in FAILURES}) == len(FAILURES)
     assert isinstance(raised_and_read(NameKnown("x", incarnation=3)), Refused)
     assert isinstance(raised_and_read(NonFinite("x", index=3)), UsageError)

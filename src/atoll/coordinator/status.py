@@ -356,7 +356,8 @@ class Watcher:
             self._tell_rounds(service, seen, state, now_s)
         if state.windows is not seen.windows:
             self._tell_windows(seen, state)
-        self.rows.look(seen.ledger, state.ledger, now_s)
+        if state.ledger is not seen.ledger:
+            self.rows.look(seen.ledger, state.ledger, now_s)
         self._tell_operator(service, seen, state)
 
     def tell_damage(self, service: Service) -> None:

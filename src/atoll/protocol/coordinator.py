@@ -47,7 +47,8 @@ def advance(
     state, actions = HANDLERS[type(event)](state, event, now_s)
     if isinstance(event, events.UpdateOffered) or _comes_along(event):
         return state, actions  # settled before it was judged, or with the next event
-    if not isinstance(event, events.Committed):  # a commit makes nothing else durable
+    # A commit makes nothing else durable: the next event looks at the rows.
+    if state.ledger is not None and not isinstance(event, events.Committed):
         state, changes = rows.settle(state, now_s)
         actions = actions + changes
     endings: list[events.Action] = []
@@ -88,7 +89,8 @@ def wakes_at(state: CoordinatorState, now_s: float) -> float:
     ]
     if state.founding:
         moments.append(state.founding.until_s)
-    moments += rows.wakes_at(state, now_s)
+    if state.ledger is not None:
+        moments += rows.wakes_at(state, now_s)
     return min((moment_s for moment_s in moments if moment_s > now_s), default=_NEVER)
 
 

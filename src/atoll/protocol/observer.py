@@ -32,7 +32,7 @@ def settle(state: CoordinatorState, now_s: float) -> CoordinatorState:
     """Return the state with its last round moved by rule 4, and no round beyond it."""
     last = state.last_round
     closed = max((round.number - 1 for round in state.rounds), default=0)
-    is_async = state.settings.sync.is_async
+    is_async = state.settings.sync.mode == "async"
     if last is not None and last < closed and not is_async:
         state = changed(state, last_round=closed)
     return bounded(state, now_s)

@@ -48,7 +48,7 @@ def decide_end(
     """
     if not state.rounds or state.is_observed or is_end_near(state):
         return state, []
-    if state.settings.sync.is_async:
+    if state.settings.sync.mode == "async":
         return end_each(state, now_s) if is_to_end(state) else (state, [])
     if not _has_tokens(state):
         return state, []
@@ -83,7 +83,7 @@ def is_end_near(state: CoordinatorState) -> bool:
         return True
     if state.last_round is None:
         return False
-    if state.settings.sync.is_async:
+    if state.settings.sync.mode == "async":
         return state.last_round == NO_ROUND
     return state.last_round <= _open_through(state)
 
@@ -378,7 +378,7 @@ ASYNC_STAYS = (
 
 
 def _require_movable(state: CoordinatorState, now_s: float) -> None:
-    if state.settings.sync.is_async:
+    if state.settings.sync.mode == "async":
         raise UsageError(ASYNC_STAYS)
     if state.settings.data.is_dealt:
         raise UsageError(

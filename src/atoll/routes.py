@@ -156,7 +156,11 @@ ROUTES = (
     _tool("status", "GET", "/status", Role.ISLAND),
     _tool("metrics", "GET", "/metrics", Role.ISLAND),
     _tool(
-        "events", "GET", "/events", Role.ISLAND, query="after wait process before limit"
+        "events",
+        "GET",
+        "/events",
+        Role.ISLAND,
+        query="after wait process before limit kind island",
     ),
     _tool("history", "GET", "/history", Role.ISLAND, query="after parts columns rows"),
     _tool("anchor", "GET", "/anchor", Role.ISLAND, query="round"),

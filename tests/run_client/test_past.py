@@ -33,11 +33,14 @@ class Story:
     document: dict[str, Any]
     events: list[Event]
     history: dict[str, Any]
+    staged: list[Event]
+    """The updates of island a, by a filter."""
 
     @classmethod
     def of(cls, client: RunClient) -> Story:
-        status = client.status()
-        return cls(dict(status.document), client.events(), client.history())
+        document = dict(client.status().document)
+        staged = client.older_events(limit=1000, kind="update_staged", island="a")
+        return cls(document, client.events(), client.history(), staged.events)
 
     @property
     def islands(self) -> list[dict[str, Any]]:
@@ -130,6 +133,26 @@ def test_a_directory_tells_the_same_as_its_coordinator(lives: Lives) -> None:
         assert story.history[part] == lives.trained.history[part]
     committed = [row["round"] for row in story.document["recent"]]
     assert committed[-1] == END_ROUNDS
+
+
+def test_a_page_has_only_the_events_that_were_asked_for(lives: Lives) -> None:
+    """Served or not, it has the same updates of one island, in their order."""
+    with closing(DirectoryRunClient(lives.directory)) as client:
+        recorded = Story.of(client).staged
+        page = client.older_events(limit=2, kind="round_committed")
+        pages = [page.events]
+        while page.before is not None:
+            page = client.older_events(page.before, limit=2, kind="round_committed")
+            pages.insert(0, page.events)
+
+    assert len(recorded) == END_ROUNDS * 2
+    assert {event.fields["island"] for event in recorded} == {"a"}
+    for story in (lives.trained, lives.restarted, lives.rebuilt):
+        assert [event.as_dict() for event in story.staged] == [
+            event.as_dict() for event in recorded
+        ]
+    rounds = [event.fields["round"] for events in pages for event in events]
+    assert len(rounds) == END_ROUNDS * 2
 
 
 def test_older_events_come_by_pages(lives: Lives) -> None:

@@ -45,6 +45,7 @@ from atoll.routes import BodyKind
 from atoll.security import OneTimeCodes
 from atoll.telemetry import Event as RunEvent
 from atoll.telemetry import EventBus, EventFiles, PastRecorder, history, render
+from atoll.telemetry.event_files import EventFilter
 from atoll.telemetry.history import history_query
 from atoll.telemetry.prometheus import CONTENT_TYPE
 from atoll.wire.roster import reason_fault
@@ -55,6 +56,9 @@ EVENTS_WAIT_S = 20.0
 
 MAX_READERS = 256
 """Open long polls for new events; beyond it the oldest is answered empty."""
+
+PAGE_KEYS = {"before", "limit", "kind", "island"}
+"""A query with one of these asks for a page of the files."""
 
 NONCE = hexed(16, 16)
 """The identifier of a move."""
@@ -152,7 +156,7 @@ class Operators:
 
         A number of an earlier process is no number of this one: then all that are kept.
         """
-        if "before" in head.query or "limit" in head.query:
+        if head.query.keys() & PAGE_KEYS:
             return as_json(self._page(head.query))
         after = whole_text(head.query.get("after", "0"), "after")
         if head.query.get("process", self._events.process) != self._events.process:
@@ -177,16 +181,21 @@ class Operators:
         """Return a page of older events, oldest first, and the cursor of the next."""
         before = query.get("before", "")
         limit = whole_text(query.get("limit", "200"), "limit")
-        page = self._past.files.page(before, limit=limit)
+        only = EventFilter(kind=query.get("kind", ""), island=query.get("island", ""))
+        # Read before the page: one that is written in between is in the page.
+        last = None if before else self._past.files.last()
+        page = self._past.files.page(before, limit=limit, only=only)
         events = page.events
         if not before:
-            events = [*events, *self._unwritten(events)]
+            unwritten = self._unwritten([last, *events[-1:]])
+            events = [*events, *filter(only, unwritten)]
         return {"events": [event.as_dict() for event in events], "before": page.before}
 
-    def _unwritten(self, events: Sequence[RunEvent]) -> list[RunEvent]:
-        """Return the events of this process that are not in its file yet."""
-        is_known = events and events[-1].process == self._events.process
-        return self._events.after(events[-1].number if is_known else 0)
+    def _unwritten(self, written: Sequence[RunEvent | None]) -> list[RunEvent]:
+        """Return the events of this process after those that its file has."""
+        process = self._events.process
+        numbers = [x.number for x in written if x is not None and x.process == process]
+        return self._events.after(max(numbers, default=0))
 
     def history(self, request: Request, head: RequestHead) -> Response:
         """Answer with the past of the run, or with its news."""

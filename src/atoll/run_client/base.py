@@ -54,8 +54,13 @@ class RunClient(Protocol):
             UsageError: the run keeps no events.
         """
 
-    def older_events(self, before: str = "", *, limit: int = 200) -> EventPage:
+    def older_events(
+        self, before: str = "", *, limit: int = 200, kind: str = "", island: str = ""
+    ) -> EventPage:
         """Return a page of events before a cursor, or of the last ones.
+
+        With `kind` only those of that name, with `island` only those that name it. Such
+        a page may be empty and still have a cursor.
 
         Raises:
             UsageError: the run keeps no events, or the cursor's file is gone.

@@ -180,9 +180,13 @@ class CoordinatorRunClient:
         rows = self._client.get(target, timeout_s=EVENTS_S if is_waiting else None)
         return [Event.of(row) for row in rows]
 
-    def older_events(self, before: str = "", *, limit: int = 200) -> EventPage:
+    def older_events(
+        self, before: str = "", *, limit: int = 200, kind: str = "", island: str = ""
+    ) -> EventPage:
         """Return a page of events from the coordinator's files."""
-        target = ROUTE["events"].target(before=before, limit=limit)
+        target = ROUTE["events"].target(
+            before=before, limit=limit, kind=kind, island=island
+        )
         answer = self._client.get(target)
         return EventPage([Event.of(row) for row in answer["events"]], answer["before"])
 

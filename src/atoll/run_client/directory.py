@@ -33,7 +33,7 @@ from atoll.telemetry import (
     load_past,
     with_past,
 )
-from atoll.telemetry.event_files import MAX_PAGE
+from atoll.telemetry.event_files import MAX_PAGE, EventFilter
 from atoll.telemetry.history import history_query
 from atoll.telemetry.status_past import recent_rounds
 
@@ -105,9 +105,12 @@ class DirectoryRunClient:
             return self._files.page(limit=MAX_PAGE).events
         return list(self._files.forward(after.process, after.number))
 
-    def older_events(self, before: str = "", *, limit: int = 200) -> EventPage:
+    def older_events(
+        self, before: str = "", *, limit: int = 200, kind: str = "", island: str = ""
+    ) -> EventPage:
         """Return a page of events from the files."""
-        return self._files.page(before, limit=limit)
+        only = EventFilter(kind=kind, island=island)
+        return self._files.page(before, limit=limit, only=only)
 
     def history(self, **query: str | int) -> dict[str, Any]:
         """Return the past that the files tell."""

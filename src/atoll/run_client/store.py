@@ -620,7 +620,9 @@ class StoreRunClient:
         """Refuse: a store has no process that could keep events."""
         raise base.needs_coordinator(self.url)
 
-    def older_events(self, before: str = "", *, limit: int = 200) -> EventPage:
+    def older_events(
+        self, before: str = "", *, limit: int = 200, kind: str = "", island: str = ""
+    ) -> EventPage:
         """Refuse, as `events` does."""
         raise base.needs_coordinator(self.url)
 

@@ -38,6 +38,25 @@ class EventPage:
     """The cursor of the page before this one; None: there is none."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EventFilter:
+    """The events that a page has; an empty text admits all."""
+
+    kind: str = ""
+    """The name of the event."""
+
+    island: str = ""
+
+    def __call__(self, event: Event) -> bool:
+        is_kind = not self.kind or event.name == self.kind
+        return is_kind and (
+            not self.island or event.fields.get("island") == self.island
+        )
+
+
+ALL_EVENTS = EventFilter()
+
+
 @dataclass(frozen=True)
 class Segment:
     """One file of events."""
@@ -77,10 +96,12 @@ class EventFiles:
                 segments.append(Segment(path, key, size))
         return segments
 
-    def page(self, before: str = "", *, limit: int = 200) -> EventPage:
+    def page(
+        self, before: str = "", *, limit: int = 200, only: EventFilter = ALL_EVENTS
+    ) -> EventPage:
         """Return the events before a cursor; the last ones if it is empty.
 
-        A page has fewer than `limit` events if it would read more than 4 MB.
+        A page has fewer than `limit` events, or none, if it would read more than 4 MB.
 
         Raises:
             UsageError: the cursor is none, or its file has been removed since.
@@ -100,7 +121,7 @@ class EventFiles:
                 bytes_left -= offset - start
                 offset = start
                 event = event_of(line)
-                if event is not None:
+                if event is not None and only(event):
                     events.append(event)
             index += 1
             offset = segments[index].size if index < len(segments) else 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import re
+import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -25,12 +27,80 @@ def page(document: dict[str, object], width: int = 100, *, is_all: bool = False)
 
 
 def test_the_headline_says_how_far_the_run_is() -> None:
-    """Name, state, round, tokens and members are in the first line."""
-    first = page(status(island("i0"), island("i1", state="left"))).splitlines()[0]
-
-    assert first.startswith(
-        "demo  training  round 6 of 40, 123k tokens, 1 of 2 islands"
+    """Name, state, round with a bar, tokens; then members, agreement and age."""
+    agreement = {"round": 6, "digest": "a3c5e7cc01", "holding": 1, "of": 1, "apart": []}
+    document = status(
+        island("i0"), island("i1", state="left"), agreement=agreement, quorum=2
     )
+    first, second, *_ = page(document).splitlines()
+
+    # 6 of 40 rounds are 15 %, and 3.6 of 24 cells.
+    bar = "━" * 4 + "─" * 20
+    assert first == f"demo  training  round 6 of 40 {bar} 15 %, 123k tokens"
+    assert second == (
+        "1 of 2 islands live, quorum 2, utilisation 92 %, same anchor on 1 of 1 "
+        "(a3c5e7cc), run 1 h 0 min old"
+    )
+
+
+@pytest.fixture
+def utc() -> Iterator[None]:
+    """Make UTC the local time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_the_headline_shows_rate_and_end(utc: None) -> None:
+    """The end as a span, and as local time with its date if it is far."""
+    near = status(tokens_per_s=352_000.0, ends_unix_s=1_700_003_600.0 + 10_925)
+    far = near | {"ends_unix_s": 1_700_003_600.0 + 3 * 86_400}
+
+    # 1_700_003_600 is 2023-11-14 23:13:20
+    assert "352k tokens/s, ends in about 3 h 2 min (at 02:15)" in page(near, 200)
+    assert "ends in about 3 d 0 h (at Fri 17 Nov 23:13)" in page(far, 200)
+    # SOON: the time of day would only repeat it.
+    assert "ends in about 30.0 s\n" in page(status(ends_unix_s=1_700_003_630.0), 200)
+
+
+def test_the_end_that_is_nearer_decides_the_bar() -> None:
+    """Half of the tokens are nearer than 15 % of the rounds; a bar may be ASCII."""
+    document = status(tokens=1000, end_tokens=2000)
+    text = render_status(document, width=100, is_colour=False, is_ascii=True)
+
+    assert "#" * 12 + "-" * 12 + " 50 %, 1000 of 2000 tokens (50 %)" in text
+
+
+def test_islands_that_hold_another_anchor_are_not_called_the_same() -> None:
+    """Islands that are behind are counted; islands that differ are an alarm."""
+    agreement = {"round": 6, "digest": "a3c5e7cc", "holding": 2, "of": 5, "apart": []}
+    behind = page(status(island("i0"), agreement=agreement), 200)
+    apart = page(status(island("i0"), agreement=agreement | {"apart": ["i0"]}), 200)
+
+    assert "same anchor on 2 of 5 (a3c5e7cc), 3 one round or more behind" in behind
+    assert "same anchor" not in apart
+    assert "Islands hold different anchors." in apart
+
+
+def test_marks_of_the_last_rounds_are_the_first_column_to_go() -> None:
+    """With their legend, on a wide terminal only."""
+    marks = "########~~#!...#########"
+    document = status(island("i0", marks=marks))
+
+    assert re.search(rf"^i0 .* {re.escape(marks)}$", page(document, 160), re.M)
+    assert "# counted, ~ late" in page(document, 160)
+    assert marks not in page(document, 80)
+    assert "# counted" not in page(document, 80)
+
+
+def test_a_version_is_shown_if_an_island_has_another() -> None:
+    """Else the version of the coordinator, in the address, is that of all."""
+    same, other = status(island("i0")), status(island("i0", version="0.0.9"))
+
+    assert "version" not in page(same, 120)
+    assert re.search(r"^i0 .* 0\.0\.9$", page(other, 120), re.M)
 
 
 def test_the_page_says_why_the_run_waits() -> None:
@@ -51,11 +121,11 @@ def test_a_run_that_waits_for_nothing_says_nothing_of_waiting() -> None:
 
 
 def test_an_island_is_a_row() -> None:
-    """State, round, pace, loss, wait, bytes up and down, version."""
+    """State, round, pace, loss, wait, bytes up and down, tokens per second."""
     text = page(status(island("i0")))
 
     (row,) = re.findall(r"^i0 .*$", text, flags=re.MULTILINE)
-    for said in ("live", "12.4 s", "1.930", "2 %", "12.3 MB", "23.5 MB", "0.1.0"):
+    for said in ("live", "12.4 s", "1.930", "2 %", "12.3 MB", "23.5 MB", "47.0k"):
         assert said in row
 
 
@@ -149,7 +219,8 @@ def test_an_empty_run_has_a_page() -> None:
     )
 
     assert page(empty).splitlines() == [
-        "demo  founding  round 0, 123k tokens, no islands, run 1 h 0 min old",
+        "demo  founding  round 0, 123k tokens",
+        "no islands, quorum 1, utilisation 92 %, run 1 h 0 min old",
         "demo-abcdef123456 at https://127.0.0.1:4711, Atoll 0.1.0",
         "",
         "Waits for 4 islands.",
@@ -170,7 +241,7 @@ def test_at_eighty_columns_every_promised_column_is_there() -> None:
     """A usual terminal shows all that status promises of an island."""
     text = page(trouble(8), 80)
 
-    for head in ("state", "round", "pace", "loss", "wait", "up", "down", "version"):
+    for head in ("state", "round", "pace", "loss", "wait", "up", "down", "tokens/s"):
         assert re.search(rf"^island .*\b{head}\b", text, flags=re.MULTILINE), head
 
 

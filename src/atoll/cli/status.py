@@ -5,27 +5,29 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from atoll.cli.run_names import RUN, open_named
+from atoll.cli.run_names import RUN, locate_run, open_named
 from atoll.cli.terminal import (
+    FullScreen,
     can_redraw,
     console,
+    exit_on_signals,
     has_colour,
-    live_view,
+    is_ascii,
     table,
     width,
 )
-from atoll.errors import UsageError
-from atoll.run_client import RunClient, RunStatus
+from atoll.errors import Unreachable, UsageError
+from atoll.run_client import RunClient, RunStatus, open_run
 from atoll.settings.reference import values_of
 from atoll.telemetry import render_rows, render_status
-from atoll.telemetry.text import printable
+from atoll.telemetry.text import format_span, painted, printable, wrapped
 
 
 def status(
@@ -57,18 +59,77 @@ def status(
         with closing(open_named(run)) as client:
             _show_settings(client, as_json=as_json)
         return
-    with (
-        closing(open_named(run)) as client,
-        _printer(
-            as_json=as_json, is_watching=watch, is_all=is_all, is_data=data
-        ) as show,
-    ):
+    page_of = _data_page if data else partial(_page, is_all=is_all)
+
+    def show(status: RunStatus) -> None:
+        if as_json:
+            _print_json(status, is_data=data, is_line=watch)
+        else:
+            typer.echo(page_of(status, None), nl=False)
+
+    if not watch:
+        with closing(open_named(run)) as client:
+            show(client.status(watch=True))
+    elif as_json or not can_redraw(sys.stdout):
+        _print_until_over(run, show)
+    else:
+        show(_watch(run, page_of))
+
+
+Page = Callable[[RunStatus, int | None], str]
+"""Returns the page of a status, and tries to fit it into a number of lines."""
+
+
+def _print_until_over(run: str, show: Callable[[RunStatus], None]) -> None:
+    """Print a page or a line of JSON for each status."""
+    with closing(open_named(run)) as client:
         status = client.status(watch=True)
         show(status)
-        while watch and not status.is_over:
+        while not status.is_over:
             time.sleep(client.poll_s)
             status = client.status()
             show(status)
+
+
+def _watch(run: str, page_of: Page) -> RunStatus:
+    """Show a run on the whole terminal until it is over; return its last status.
+
+    The last page of a run that does not answer stays, with the error above it.
+    """
+    with exit_on_signals(), ExitStack() as cleanup:
+        client = open_named(run)
+        cleanup.callback(lambda: client.close())
+        status = client.status(watch=True)  # an error of the first one ends the command
+        if status.is_over:
+            return status
+        url = str(locate_run(run))
+        screen = cleanup.enter_context(FullScreen(sys.stdout))
+        silence = ""
+        while not status.is_over:
+            lines = screen.lines() - silence.count("\n")
+            screen.show(silence + page_of(status, lines))
+            time.sleep(client.poll_s)
+            try:
+                status = client.status()
+                silence = ""
+            except Unreachable as exc:
+                client.close()
+                client = open_run(url)
+                silence = _silence(status, exc)
+    return status
+
+
+def _silence(status: RunStatus, error: Unreachable) -> str:
+    """Return the lines above a page that is not of the present."""
+    age_s = max(0.0, time.time() - status.document["now_unix_s"])
+    text = f"No answer; this page is {format_span(age_s)} old. {error}"
+    lines = wrapped(printable(text), width())
+    return "".join(f"{painted(x, 'red', is_colour=has_colour())}\n" for x in lines)
+
+
+def _print_json(status: RunStatus, *, is_data: bool, is_line: bool) -> None:
+    document = status.document.get("data") if is_data else status.document
+    typer.echo(json.dumps(document, indent=None if is_line else 2))
 
 
 def _show_settings(client: RunClient, *, as_json: bool) -> None:
@@ -111,39 +172,20 @@ def _epochs(client: RunClient) -> list[dict[str, Any]] | None:
     ]
 
 
-@contextmanager
-def _printer(
-    *, as_json: bool, is_watching: bool, is_all: bool, is_data: bool
-) -> Iterator[Callable[[RunStatus], None]]:
-    """Give a function that prints statuses; a terminal shows the newest in place."""
-    page_of = _data_page if is_data else partial(_page, is_all=is_all)
-    if as_json:
-        indent = None if is_watching else 2
-        yield lambda status: typer.echo(
-            json.dumps(_document(status, is_data=is_data), indent=indent)
-        )
-    elif not (is_watching and can_redraw(sys.stdout)):
-        yield lambda status: typer.echo(page_of(status), nl=False)
-    else:
-        from rich.text import Text
-
-        with live_view(sys.stdout) as live:
-            yield lambda status: live.update(
-                Text.from_ansi(page_of(status)), refresh=True
-            )
-
-
-def _document(status: RunStatus, *, is_data: bool) -> object:
-    return status.document.get("data") if is_data else status.document
-
-
-def _data_page(status: RunStatus) -> str:
+def _data_page(status: RunStatus, lines: int | None) -> str:
     return render_rows(status.document, width=width())
 
 
-def _page(status: RunStatus, *, is_all: bool) -> str:
+def _page(status: RunStatus, lines: int | None, *, is_all: bool) -> str:
     document = status.document
-    page = render_status(document, width=width(), is_colour=has_colour(), is_all=is_all)
+    page = render_status(
+        document,
+        width=width(),
+        is_colour=has_colour(),
+        is_all=is_all,
+        is_ascii=is_ascii(sys.stdout),
+        max_lines=lines,
+    )
     if "watched_s" in document:
         watched_s = document["watched_s"]
         page += f"\nWatched for {watched_s:.0f} s; times count from then on.\n"

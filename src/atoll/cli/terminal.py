@@ -1,4 +1,4 @@
-"""A terminal: colours, tables, progress bars, text that is redrawn, and Ctrl-C.
+"""A terminal: colours, tables, progress bars, text that is redrawn, and signals.
 
 There are no colours without a terminal, nor if NO_COLOR is set to any value; a terminal
 of type `dumb` has no colours and is not redrawn. rich is imported when a verb draws.
@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 import typer
 
@@ -62,6 +62,15 @@ def console(stream: TextIO) -> Console:
     )
 
 
+def is_ascii(stream: TextIO) -> bool:
+    """Return whether the stream cannot encode the characters of a bar."""
+    try:
+        "━─".encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return True
+    return False
+
+
 def echo(*parts: tuple[str, str]) -> None:
     """Print a line of texts, each with its style."""
     if not has_colour():
@@ -103,6 +112,71 @@ def live_view(stream: TextIO, *, is_transient: bool = False) -> Live:
         redirect_stdout=False,
         redirect_stderr=False,
     )
+
+
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # other screen, no cursor, no wrapped lines
+_EXIT = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_BEGIN, _END = (
+    "\x1b[?2026h",
+    "\x1b[?2026l",
+)  # of a frame, which is then shown as a whole
+_HOME, _ERASE_LINE, _ERASE_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+class FullScreen:
+    """Pages on the other screen of a terminal, each in place of the one before.
+
+    That screen has no scrollback, so the user's lines are as before when it is left.
+    A page is one write that overwrites each line and erases the rest of it: there is
+    never an empty screen in between, and so no flicker.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> Self:
+        self._write(_ENTER)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._write(_EXIT)
+
+    def lines(self) -> int:
+        """Return the lines of the terminal now."""
+        return shutil.get_terminal_size().lines
+
+    def show(self, page: str) -> None:
+        """Show the beginning of a page, as much as the terminal has lines for."""
+        rows = self.lines()
+        lines = page.splitlines()
+        if len(lines) > rows:
+            hidden = len(lines) - rows + 1
+            lines[rows - 1 :] = [f"{hidden} more lines, which this terminal cuts"]
+        text = f"{_ERASE_LINE}\n".join(lines)
+        self._write(f"{_BEGIN}{_HOME}{text}{_ERASE_LINE}{_ERASE_BELOW}{_END}")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+@contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Leave the block in order when SIGINT, SIGTERM or SIGHUP arrives.
+
+    Then the process exits with 128 and the number of the signal, as shells expect.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.telemetry.island_past import LAST_MARKS
 from atoll.telemetry.text import (
     NO_VALUE,
     Cell,
     cut,
+    format_bar,
     format_brief,
     format_count,
     format_loss,
@@ -30,8 +34,16 @@ MAX_ISLANDS = 100
 MAX_CALM = 12
 """Of more islands, those that are well are one line."""
 
+DAY_S = 86_400.0
 YOUNG_S = 3600.0
 """Below this age of a coordinator its start is shown."""
+
+SOON_S = 60.0
+"""Below this time the end is shown without its time of day."""
+
+BAR_CELLS = 24
+
+MARKS_LEGEND = "Marks of the last rounds: # counted, ~ late, ! refused, . absent."
 
 MAX_SAME = 8
 MAX_WAITS = 5
@@ -61,25 +73,33 @@ Island = Mapping[str, Any]
 
 
 def render_status(
-    status: Status, *, width: int, is_colour: bool, is_all: bool = False
+    status: Status,
+    *,
+    width: int,
+    is_colour: bool,
+    is_all: bool = False,
+    is_ascii: bool = False,
+    max_lines: int | None = None,
 ) -> str:
     """Return the page of a status document, no line wider than `width`.
 
     Of many islands those that are well are summed up, unless `is_all`. Below 40
     columns it is as wide as 40. It ends with a line feed, and holds no character that
-    a terminal obeys unless `is_colour`, and then only our colours.
+    a terminal obeys unless `is_colour`, and then only our colours. The bar of progress
+    is drawn in ASCII if `is_ascii`. Beyond `max_lines` fewer recent rounds are listed.
     """
-    page = _Page(status, max(MIN_WIDTH, width), is_colour, is_all)
-    blocks = [
-        page.head(),
-        page.waits(),
-        page.findings(),
-        page.islands(),
-        page.rounds(),
-        page.notes(),
-    ]
-    texts = ["\n".join(lines) for lines in map(list, blocks) if lines]
-    return "\n\n".join(texts) + "\n"
+    page = _Page(status, max(MIN_WIDTH, width), is_colour, is_all, is_ascii)
+    text = page.text(MAX_ROUNDS)
+    surplus = text.count("\n") - (max_lines or math.inf)
+    return text if surplus <= 0 else page.text(max(0, MAX_ROUNDS - int(surplus)))
+
+
+def render_head(
+    status: Status, *, width: int, is_colour: bool, is_ascii: bool = False
+) -> str:
+    """Return the first lines of the page: progress, rate, end, islands, agreement."""
+    page = _Page(status, max(MIN_WIDTH, width), is_colour, False, is_ascii)
+    return "\n".join(page.head()) + "\n"
 
 
 @dataclass(frozen=True)
@@ -88,36 +108,50 @@ class _Page:
     width: int
     is_colour: bool
     is_all: bool
+    is_ascii: bool
+
+    def text(self, max_rounds: int) -> str:
+        blocks = [
+            [*self.head(), *self.address()],
+            self.waits(),
+            self.findings(),
+            self.islands(),
+            self.rounds(max_rounds),
+            self.notes(),
+        ]
+        texts = ["\n".join(lines) for lines in map(list, blocks) if lines]
+        return "\n\n".join(texts) + "\n"
 
     def head(self) -> Iterator[str]:
         status = self.status
         state = cut(printable(status["state"]), MAX_WORD)
         name = cut(printable(status["name"]), self.width - width_of(state) - 2)
-        parts = [
-            f"round {_rounds(status)}",
-            _tokens(status),
-        ]
-        if (share := (status.get("data") or {}).get("trained_share")) is not None:
-            parts.append(f"{format_share(share)} of the rows")
-        parts.append(_membership(status))
-        parts += _asynchronous(status)
-        parts += _rates(status)
-        parts += _ages(status)
-        if status["stall_share"] is not None:
-            parts.append(f"{format_share(status['stall_share'])} waiting")
+        share = _progress(status)
+        bar = (
+            ""
+            if share is None
+            else format_bar(share, BAR_CELLS, is_ascii=self.is_ascii)
+        )
         colour = STATE_COLOURS.get(state, "yellow")
-        yield from self._framed(
+        for line in self._framed(
             f"{self._paint(name, 'bold')}  {self._paint(state, colour)}  ",
             width_of(f"{name}  {state}  "),
-            ", ".join(parts),
-        )
-        address = f"{printable(status['run'])} at {printable(status['listening'])}"
-        if bundle := status.get("bundle"):
-            address += f", bundle {printable(bundle)[:12]}"
-        for line in wrapped(
-            f"{address}, Atoll {printable(status['version'])}", self.width
+            _advance(status, bar, share),
         ):
-            yield self._paint(line, "dim")
+            # The bar is one word, so it is whole in its line.
+            yield line.replace(bar, self._paint(bar, colour)) if bar else line
+        yield from _flowed(_health(status), self.width)
+        if (status.get("agreement") or {}).get("apart"):
+            yield from self._paragraph("Islands hold different anchors.", "red")
+
+    def address(self) -> Iterator[str]:
+        status = self.status
+        text = f"{printable(status['run'])} at {printable(status['listening'])}"
+        if bundle := status.get("bundle"):
+            text += f", bundle {printable(bundle)[:12]}"
+        yield from self._paragraph(
+            f"{text}, Atoll {printable(status['version'])}", "dim"
+        )
 
     def waits(self) -> Iterator[str]:
         if self.status["why"]:
@@ -150,7 +184,10 @@ class _Page:
         few, rest = self._shown(listed)
         if few:
             columns = _island_columns(self.status)
-            yield from self._table(columns, few, left_columns=2)
+            table_lines = [*self._table(columns, few, left_columns=2)]
+            yield from table_lines
+            if MARKS_COLUMN in table_lines[0]:
+                yield self._paint(MARKS_LEGEND, "dim")
         if rest and not self.is_all and all(map(_is_calm, rest)):
             yield f"and {len(rest)} more, all well; --all lists them"
         elif rest:
@@ -186,8 +223,8 @@ class _Page:
                 "dim",
             )
 
-    def rounds(self) -> Iterator[str]:
-        recent = self.status["recent"][-MAX_ROUNDS:]
+    def rounds(self, number: int) -> Iterator[str]:
+        recent = self.status["recent"][-number:] if number else ()
         now_s = self.status["now_unix_s"]
         if recent:
             rows = [row | {"ago_s": now_s - row["committed_unix_s"]} for row in recent]
@@ -240,12 +277,14 @@ class _Page:
         for line in wrapped(text, self.width - len(indent)):
             yield indent + self._paint(line, colour)
 
-    def _framed(self, left_columns: str, left_cells: int, text: str) -> Iterator[str]:
-        """Put text beside the left part, or below it if that is too wide."""
+    def _framed(
+        self, left_columns: str, left_cells: int, parts: Sequence[str]
+    ) -> Iterator[str]:
+        """Put parts of text beside the left one, or below it if that is too wide."""
         if left_cells > self.width // 2:
             yield left_columns.rstrip()
             left_columns, left_cells = "  ", 2
-        first, *others = wrapped(text, self.width - left_cells)
+        first, *others = _flowed(parts, self.width - left_cells)
         yield left_columns + first
         yield from (" " * left_cells + line for line in others)
 
@@ -260,6 +299,18 @@ class _Column:
     """The column with the highest rank is dropped first."""
 
     read: Callable[[Mapping[str, Any]], Cell]
+
+
+def _flowed(parts: Sequence[str], width: int) -> list[str]:
+    """Return parts of text in lines; a part is broken only if it must be."""
+    lines = [""]
+    for index, part in enumerate(parts):
+        text = part + ("," if index + 1 < len(parts) else "")
+        if lines[-1] and width_of(lines[-1]) + 1 + width_of(text) <= width:
+            lines[-1] += f" {text}"
+        else:
+            lines += wrapped(text, width)
+    return [line for line in lines if line] or [""]
 
 
 def _name(island: Island) -> str:
@@ -297,6 +348,48 @@ def _rounds(status: Status) -> str:
     return f"{status['round']}" + (f" of {last}" if last is not None else "")
 
 
+def _progress(status: Status) -> float | None:
+    """Return the share of the run that is done; by the bound that is nearer."""
+    shares = []
+    if status["last_round"]:
+        shares.append(status["round"] / status["last_round"])
+    if status.get("end_tokens"):
+        shares.append((status["tokens"] or 0) / status["end_tokens"])
+    return min(1.0, max(shares)) if shares else None
+
+
+def _advance(status: Status, bar: str, share: float | None) -> list[str]:
+    """Return how far the run is, how fast it goes, and when it ends."""
+    progress = f" {bar} {format_share(share)}" if bar else ""
+    parts = [f"round {_rounds(status)}{progress}", _tokens(status)]
+    if (rows := (status.get("data") or {}).get("trained_share")) is not None:
+        parts.append(f"{format_share(rows)} of the rows")
+    return [*parts, *_rates(status)]
+
+
+def _health(status: Status) -> list[str]:
+    """Return who takes part, how busy they are, and whether they agree."""
+    parts = [_membership(status), *_asynchronous(status)]
+    if status.get("utilisation") is not None:
+        parts.append(f"utilisation {format_share(status['utilisation'])}")
+    elif status["stall_share"] is not None:
+        parts.append(f"{format_share(status['stall_share'])} waiting")
+    return [*parts, *_agreement(status), *_ages(status)]
+
+
+def _agreement(status: Status) -> list[str]:
+    """Return how many islands hold the same newest anchor; others are behind it."""
+    agreement = status.get("agreement")
+    if not agreement or agreement["apart"]:
+        return []
+    holding, number = agreement["holding"], agreement["of"]
+    digest = printable(agreement["digest"])[:8]
+    behind = (
+        f", {number - holding} one round or more behind" if holding < number else ""
+    )
+    return [f"same anchor on {holding} of {number} ({digest}){behind}"]
+
+
 def _tokens(status: Status) -> str:
     """Return how many tokens have counted, of how many the run ends with."""
     tokens, end_tokens = status["tokens"], status.get("end_tokens")
@@ -316,8 +409,10 @@ def _asynchronous(status: Status) -> list[str]:
 
 def _membership(status: Status) -> str:
     live = sum(island["state"] == "live" for island in status["islands"])
-    number = len(status["islands"])
-    return f"{live} of {number} islands live" if number else "no islands"
+    number, quorum = len(status["islands"]), status["quorum"]
+    if not number:
+        return f"no islands, quorum {quorum}"
+    return f"{live} of {number} islands live, quorum {quorum}"
 
 
 def _rates(status: Status) -> list[str]:
@@ -327,8 +422,17 @@ def _rates(status: Status) -> list[str]:
         parts.append(f"{format_count(status['tokens_per_s'])} tokens/s")
     if status.get("ends_unix_s") is not None:
         left_s = max(0.0, status["ends_unix_s"] - status["now_unix_s"])
-        parts.append(f"ends in about {format_span(left_s)}")
+        clock = (
+            "" if left_s < SOON_S else f" (at {_clock(status['ends_unix_s'], left_s)})"
+        )
+        parts.append(f"ends in about {format_span(left_s)}{clock}")
     return parts
+
+
+def _clock(at_unix_s: float, left_s: float) -> str:
+    """Return the local time of day; with the date if that is far."""
+    form = "%H:%M" if left_s < DAY_S else "%a %d %b %H:%M"
+    return time.strftime(form, time.localtime(at_unix_s))
 
 
 def _ages(status: Status) -> list[str]:
@@ -367,9 +471,15 @@ def _island_columns(status: Status) -> list[_Column]:
     islands, sync_every = status["islands"], status.get("sync_every")
     windows = {row.get("window", sync_every) for row in islands}
     has_shares = any(row.get("share") is not None for row in islands)
+    versions = {row["version"] for row in islands} - {None, status["version"]}
+    has_rates = any(row.get("tokens_per_s") is not None for row in islands)
+    has_marks = any(row.get("marks") for row in islands)
     left_out = {
         *(() if windows - {sync_every} else ("window",)),
         *(() if has_shares else ("share",)),
+        *(() if versions else ("version",)),
+        *(() if has_rates else ("tokens/s",)),
+        *(() if has_marks else (MARKS_COLUMN,)),
         "late" if status.get("mode") == "async" else "age",
     }
     return [column for column in ISLAND_COLUMNS if column.head not in left_out]
@@ -400,9 +510,15 @@ def _age(island: Island) -> str:
     return NO_VALUE if age is None else f"{age:.1f}"
 
 
+def _marks(island: Island) -> str:
+    return printable(island.get("marks") or "")[-LAST_MARKS:]
+
+
 def _version(island: Island) -> Cell:
     return Cell(cut(printable(island["version"] or NO_VALUE), MAX_WORD))
 
+
+MARKS_COLUMN = "marks"
 
 ISLAND_COLUMNS = (
     _Column("island", 0, lambda row: Cell(_name(row))),
@@ -419,7 +535,9 @@ ISLAND_COLUMNS = (
     _Column("refused", 9, _some("refused")),
     _Column("up", 5, _number("bytes_up", format_size)),
     _Column("down", 6, _number("bytes_down", format_size)),
+    _Column("tokens/s", 5, _number("tokens_per_s", format_count)),
     _Column("version", 7, _version),
+    _Column(MARKS_COLUMN, 12, lambda row: Cell(_marks(row))),
 )
 
 ROUND_COLUMNS = (

@@ -90,6 +90,19 @@ def format_share(value: float | None) -> str:
     return "<1 %" if 0 < value < 0.005 else f"{value:.0%}".replace("%", " %")
 
 
+def format_bar(share: float, width: int, *, is_ascii: bool = False) -> str:
+    """Return a bar of progress without blanks.
+
+    >>> format_bar(0.62, 8), format_bar(0.62, 8, is_ascii=True)
+    ('━━━━━───', '#####---')
+    """
+    full, empty = "#-" if is_ascii else "━─"
+    done = math.floor(min(1.0, max(0.0, share)) * width + 0.5)
+    # Only a run that is over has a full bar.
+    done = min(done, width if share >= 1.0 else width - 1)
+    return full * done + empty * (width - done)
+
+
 def format_loss(value: float | None) -> str:
     """Return a loss with four digits.
 

@@ -36,6 +36,7 @@ PANELS = {
         "cancel": "End launched islands; each leaves its run cleanly if it can.",
     },
     "Watch": {
+        "ls": "List the runs that this user serves, has joined or has launched.",
         "status": "Print a run's progress, its islands, and why it waits.",
         "events": "Print the last 1,000 events of a run, or all since a time.",
         "doctor": "Check the connection from this machine to a run, step by step.",

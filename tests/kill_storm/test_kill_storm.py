@@ -15,6 +15,9 @@ TRIALS = {
     "coordinator": Trial(kills=KILLS, seed=16),
     "asynchronous": Trial(kills=KILLS, seed=21, mode="async"),
     "file store": Trial(kills=KILLS, seed=19, store="file"),
+    "asynchronous file store": Trial(
+        kills=KILLS, seed=4202, store="file", mode="async"
+    ),
 }
 
 

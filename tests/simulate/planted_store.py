@@ -21,7 +21,14 @@ from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.view import MemberView, UpdateView
 from atoll.protocol.events import MemberSeen
 from atoll.wire import Header
-from tests.simulate.planted import Bug, replaced
+from tests.simulate.planted import BUGS, Bug, replaced
+
+ASYNC_BUGS = (
+    "a refused update that is not listed",
+    "a share from rounds instead of updates",
+    "an outcome taken for a receipt",
+)
+"""Rules of asynchronous rounds, whoever closes them."""
 
 
 def closes_by_what_it_saw_before() -> AbstractContextManager[object]:
@@ -110,4 +117,5 @@ STORE_BUGS: dict[str, Bug] = {
     "liveness by a writer's clock": lives_by_the_writers_clock,
     "a collection that takes rosters": collects_rosters,
     "a roster put over another": puts_rosters_over_others,
+    **{name: BUGS[name] for name in ASYNC_BUGS},
 }

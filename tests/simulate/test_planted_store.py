@@ -21,6 +21,9 @@ CAUGHT_AS = {
     "liveness by a writer's clock": "everyone counts",
     "a collection that takes rosters": "rounds in order",
     "a roster put over another": "rounds in order",
+    "a refused update that is not listed": "counted once",
+    "a share from rounds instead of updates": "true mean",
+    "an outcome taken for a receipt": "work conserved",
 }
 
 

@@ -16,7 +16,15 @@ from atoll.simulate import FaultPlan, simulate
 from atoll.simulate.run import PlannedDeparture, Simulated
 from atoll.simulate.scheduler import TraceEvent
 from atoll.simulate.story import CommitTrace
-from atoll.simulate.trials import ISLANDS, STORE_ROUNDS, main, store_storm, store_trial
+from atoll.simulate.trials import (
+    ASYNC_STORE_ROUNDS,
+    ISLANDS,
+    NAMES,
+    STORE_ROUNDS,
+    main,
+    store_storm,
+    store_trial,
+)
 from tests.simulate.planted import replaced
 
 SETTINGS = RunSettings.from_dict(
@@ -204,8 +212,24 @@ def test_the_same_seed_gives_the_same_trial_and_run() -> None:
     """Settings, departures, plan and what comes of them; other seeds differ."""
     assert store_trial(5) == store_trial(5) != store_trial(6)
     assert store_storm(5) == store_storm(5)
+    assert store_storm(6) == store_storm(6)
     assert len(store_storm(5).deaths) == ISLANDS
-    assert store_trial(5).settings["run"]["end_rounds"] == STORE_ROUNDS
+    assert store_trial(6).settings["run"]["end_rounds"] == STORE_ROUNDS
+
+
+def test_a_third_of_the_trials_in_a_bucket_is_asynchronous() -> None:
+    """With every buffer, grace and staleness, and an end by rounds or by tokens."""
+    trials = [store_trial(seed) for seed in range(300)]
+    stand = [each for each in trials if each.settings["sync"].get("mode") == "async"]
+    drawn = [each.settings["async"] for each in stand]
+
+    assert 80 <= len(stand) <= 120
+    assert {each.get("buffer") for each in drawn} == {None, 1, 2, 5}
+    assert {each.get("grace_s") for each in drawn} == {None, 0.0, 0.2, 2.0}
+    assert len({each["staleness"] for each in drawn}) == 4
+    ends = {each.settings["run"].get("end_rounds") for each in stand}
+    assert ends == {None, ASYNC_STORE_ROUNDS}
+    assert all(set(each.conditions.paces) == set(NAMES) for each in stand)
 
 
 def test_the_order_of_sets_changes_nothing() -> None:

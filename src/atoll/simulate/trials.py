@@ -41,7 +41,8 @@ from atoll.simulate.storms import (
 )
 
 ISLANDS = 5
-ROUNDS, ASYNC_ROUNDS, STORE_ROUNDS = 20, 40, 15
+ROUNDS, ASYNC_ROUNDS = 20, 40
+STORE_ROUNDS, ASYNC_STORE_ROUNDS = 15, 30
 SHORT_DEADLINE_S = 10.0
 MAX_PACE, MEAN_PACE = 6.0, 3.0
 """How many times longer the slowest islands take for an inner step, and others."""
@@ -129,7 +130,9 @@ def trial(seed: int) -> Trial:
     departures = _departures(rng)
     if rng.random() < 1 / 4:
         plan = _with_zombie(plan, rng, span_s=span_s)
-    conditions = _with_modes(settings, modes, is_async=is_async)
+    conditions = _with_modes(
+        settings, modes, async_rounds=ASYNC_ROUNDS if is_async else None
+    )
     if is_async and conditions.spike_every:
         plan = _with_late_copies(plan, modes, span_s=span_s)
     return Trial(
@@ -160,8 +163,11 @@ def store_trial(seed: int) -> Trial:
         settings["limits"]["deadline_max_s"] = SHORT_DEADLINE_S
         sync_every = settings["sync"]["sync_every"]
         plan, departures = _with_left_out(plan, rng, sync_every=sync_every)
+    is_async = random.Random(f"mode of store storm {seed}").random() < 1 / 3
     modes = random.Random(f"modes of store storm {seed}")
-    conditions = _with_modes(settings, modes, is_async=False)
+    conditions = _with_modes(
+        settings, modes, async_rounds=ASYNC_STORE_ROUNDS if is_async else None
+    )
     return Trial(
         seed=seed,
         settings=settings,
@@ -209,20 +215,25 @@ def _settings(rng: random.Random) -> dict[str, dict[str, Any]]:
 
 
 def _with_modes(
-    settings: dict[str, dict[str, Any]], rng: random.Random, *, is_async: bool
+    settings: dict[str, dict[str, Any]],
+    rng: random.Random,
+    *,
+    async_rounds: int | None,
 ) -> Conditions:
     """Draw settings that came later from a separate generator, and conditions.
 
-    So a seed that draws none of them is the trial that it was before.
+    So a seed that draws none of them is the trial that it was before. With
+    `async_rounds` the trial is asynchronous, and ends with as many rounds or by tokens.
     """
+    is_async = async_rounds is not None
     is_dynamic = rng.random() < 1 / 4
     if rng.random() < 1 / 5:
         settings["wire"] = {**settings["wire"], "down": "gather"}
     has_spikes = rng.random() < (1 / 2 if is_async else 1 / 5)
     spike_every = rng.randint(13, 30) if has_spikes else 0
     paces = {name: round(rng.uniform(1.0, MAX_PACE), 2) for name in NAMES}
-    if is_async:
-        _make_async(settings, rng)
+    if async_rounds is not None:
+        _make_async(settings, rng, rounds=async_rounds)
     elif is_dynamic:
         settings["limits"]["deadline_max_s"] *= MAX_PACE
     if is_dynamic:
@@ -231,7 +242,9 @@ def _with_modes(
     return Conditions(paces=paces if has_paces else {}, spike_every=spike_every)
 
 
-def _make_async(settings: dict[str, dict[str, Any]], rng: random.Random) -> None:
+def _make_async(
+    settings: dict[str, dict[str, Any]], rng: random.Random, *, rounds: int
+) -> None:
     """Draw the settings of asynchronous rounds, of which a window has several."""
     settings["sync"]["mode"] = "async"
     settings["async"] = {
@@ -244,7 +257,7 @@ def _make_async(settings: dict[str, dict[str, Any]], rng: random.Random) -> None
         settings["outer"] = {"weight": "tokens"}
     if outer.get("merge") == "trimmed":
         settings["async"]["staleness"] = "none"
-    settings["run"]["end_rounds"] = ASYNC_ROUNDS
+    settings["run"]["end_rounds"] = rounds
     if rng.random() < 1 / 4:
         del settings["run"]["end_rounds"]
         settings["run"]["end_tokens"] = rng.randint(2_000, 12_000)

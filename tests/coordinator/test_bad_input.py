@@ -149,6 +149,20 @@ LIVES = {
     "a step that nobody can have made": Wrong(
         lambda scene: _beat(scene, _far(scene)), 409, "refused", "Join again"
     ),
+    "a pace of no time": Wrong(
+        lambda scene: _beat(scene, scene.beat(step_s=0.0)),
+        400,
+        "usage",
+        r"beat\.step_s=0\.0 must be a finite number above 0\.0",
+    ),
+    "a pace that is negative, with a question": Wrong(
+        lambda scene: calling(
+            scene.coordinator, OutcomeCall(0, 1, beat=scene.beat(step_s=-0.5))
+        ),
+        400,
+        "usage",
+        r"beat\.step_s=-0\.5 must be a finite number above 0\.0",
+    ),
     "a taken name": Wrong(
         lambda scene: scene.join("b", b"a stranger's"), 400, "usage", "another name"
     ),

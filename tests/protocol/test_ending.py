@@ -149,6 +149,21 @@ def test_tokens_below_what_has_counted_end_the_run_at_once() -> None:
     assert phases(table) == [Phase.ENDED]
 
 
+def test_tokens_below_what_has_counted_make_each_open_round_the_last() -> None:
+    """Fragment 0 of an asynchronous run is in round 3 then, and fragment 1 in 2."""
+    table = table_of("a", "b", fragments=2)
+    for fragment in (0, 1, 0):
+        committed(table, "a", tokens=150, fragment=fragment)
+    actions = table.do(SettingsChanged({"run.end_tokens": 100}))
+
+    assert persisted(actions) == [
+        Epoch(1, {"run.end_tokens": 100}),
+        LastRounds((3, 2)),
+    ]
+    assert phases(table) == [Phase.OPEN, Phase.OPEN]
+    assert persisted(table.do(Tick())) == []
+
+
 def test_more_tokens_before_the_end_change_nothing_else() -> None:
     """And with fewer than have counted the same end comes later."""
     table = table_of("a", mode="sync", end_tokens=100)

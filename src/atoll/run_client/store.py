@@ -55,7 +55,12 @@ from atoll.protocol.coordinator import advance
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.events import MemberSeen, SettingsChanged
 from atoll.protocol.membership import Member
-from atoll.protocol.operators import set_values
+from atoll.protocol.operators import (
+    END_TOKENS,
+    is_to_end,
+    last_by_tokens,
+    set_values,
+)
 from atoll.run_client import base
 from atoll.runtime import Clock, SystemRuntime
 from atoll.settings import RunSettings
@@ -458,6 +463,9 @@ def write_control(
 ) -> tuple[int, ControlDocument]:
     """Write an operator's command as a control document; return it with its number.
 
+    A limit of tokens that have already counted ends the run at once, by a document of
+    its own.
+
     Raises:
         UsageError: no island has that name, or a value cannot be set.
         Refused: the run has moved, or other operators took every number tried.
@@ -473,8 +481,18 @@ def write_control(
             observer.look()
             if document not in observer.reader.view.in_force:
                 _require_here(observer)  # a move began right before it
+            if END_TOKENS in document.values and _has_counted_enough(observer):
+                write_control(observer, base.Command(base.Action.STOP))
             return number, document
     raise Refused(f"{TRIES} other commands were written meanwhile. Try again.")
+
+
+def _has_counted_enough(observer: StoreObserver) -> bool:
+    """Return whether the run is to end with its open rounds, by its tokens."""
+    state = observer.reader.view.state
+    if state.settings.sync.is_async:
+        return is_to_end(state)
+    return last_by_tokens(state) is not None
 
 
 def _require_here(observer: StoreObserver) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll import RunSettings
-from atoll.errors import RunEnded
+from atoll.errors import RunEnded, SettingsError
 from atoll.exchange.bucket import BucketReader, documents, keys
 from atoll.exchange.bucket.documents import ControlDocument
 from atoll.exchange.bucket.outcomes import Outcomes
@@ -134,6 +134,45 @@ def test_an_operator_stops_a_run_with_its_open_rounds(tmp_path: Path) -> None:
         write_control(observer, Command(action=Action.SET, values=values))
 
     assert last_rounds(lagoon, "b") is None
+
+
+def test_tokens_below_what_has_counted_end_the_run(tmp_path: Path) -> None:
+    """An operator sets them; the round that is open then is the last."""
+    lagoon = Lagoon("a", "b", store=FileStore(tmp_path / "store"))
+    some = TrainingProgress(inner_steps=3, tokens=30)
+    lagoon.publish("a", 1.0, round=1, progress=some)
+    lagoon.close("a", 1)
+    with StoreObserver(str(tmp_path / "store"), clock=lagoon.time) as observer:
+        for tokens, expected in ((31, None), (30, (2,))):
+            values = {"run.end_tokens": tokens}
+            write_control(observer, Command(action=Action.SET, values=values))
+            assert last_rounds(lagoon, "a") == expected
+    lagoon.publish("a", 1.0, round=2)
+    lagoon.publish("b", 1.0, round=2)
+
+    assert lagoon.ages("a", 2) == {"a": 0, "b": 0}
+    with pytest.raises(RunEnded, match="Round 3 will not open"):
+        lagoon.exchanges["b"].outcome(0, 3, wait_s=0.0)
+
+
+def test_a_decay_by_rounds_is_no_setting_of_an_asynchronous_run(tmp_path: Path) -> None:
+    """An operator is told, and a document of somebody else changes nothing."""
+    lagoon = Lagoon("a", store=FileStore(tmp_path / "store"))
+    values = {"run.decay_round": 9}
+    with (
+        StoreObserver(str(tmp_path / "store"), clock=lagoon.time) as observer,
+        pytest.raises(SettingsError, match=r"decay_round=9 .* Use run\.end_tokens"),
+    ):
+        write_control(observer, Command(action=Action.SET, values=values))
+    control = ControlDocument(run=lagoon.joined["a"].run, action="set", values=values)
+    lagoon.store.put_new(
+        keys.control(1), documents.packed(documents.CONTROL, control, keys.control(1))
+    )
+
+    assert last_rounds(lagoon, "a") is None
+    reader = lagoon.exchanges["a"]._reader
+    assert len(reader.view.controls) == 1
+    assert reader.view.settings.run.decay_round is None
 
 
 def test_a_run_whose_islands_have_left_ends_at_once(tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ from atoll import RunSettings
 from atoll.errors import CorruptError, SettingsError, UsageError
 from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
 from atoll.exchange.bucket.create import make_run, require_able
+from atoll.exchange.bucket.view import BEAT_S
 from atoll.island import Host
 from atoll.protocol import JoinRequest
 from atoll.runtime import SystemClock, SystemRuntime
 from atoll.store import MemoryStore, ProbedStore, RetryingStore, Store
 from atoll.testing import VectorView, vector_model
 from atoll.wire import blake3_digest
+from tests.exchange.bucket.lagoon import Lagoon, asynchronous
 from tests.store.buckets import Settings, rclone, s3_store
 
 MODEL = vector_model({"h.0.w": (300,), "h.1.w": (200,)})
@@ -217,6 +219,28 @@ def test_what_does_not_belong_there_is_passed_over(
     assert "rounds/0/1/up/zz-0123456789ab.1 is ignored: " in told
     assert "rounds/0/2/up/zz-0123456789ab.1 holds the update frame of island" in told
     assert bytes(store.get("backup/notes.txt")) == b"somebody's own"
+
+
+@pytest.mark.parametrize("step_s", [0, -0.5, None])
+def test_a_document_with_an_impossible_pace_is_ignored(
+    step_s: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The island's update still counts, and the lease that it had goes on."""
+    dynamic = asynchronous().with_values({"sync.dynamic_local_updates": True})
+    lagoon = Lagoon("a", "b", settings=dynamic)
+    lagoon.publish("b", 1.0, round=1)
+    key = next(
+        item.key for item in lagoon.store.items(keys.MEMBERS) if "/b-" in item.key
+    )
+    beat = json.loads(bytes(lagoon.store.get(key)))["document"]["beat"]
+    edited(lagoon.store, key, beat=beat | {"step_s": step_s}, beats=99)
+    with caplog.at_level(logging.WARNING, logger="atoll"):
+        lagoon.time.sleep(BEAT_S)
+    lagoon.publish("a", 3.0, round=1)
+
+    assert f"{key} is ignored: " in caplog.text
+    assert f"step_s={step_s} must be a finite number above 0.0" in caplog.text
+    assert lagoon.ages("a", 1) == {"a": 0, "b": 0}
 
 
 def test_a_foreign_roster_stops_the_run_by_its_key() -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from dataclasses import replace
 
 import numpy as np
@@ -320,16 +321,24 @@ def test_a_rank_that_cannot_join_is_told_to_all() -> None:
     assert said.startswith("Rank 1 of the collective cannot join the run: 'w' is a")
 
 
-def test_a_run_with_dynamic_local_updates_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("sync", "message"),
+    [
+        ({"dynamic_local_updates": True}, "dynamic_local_updates=true lets islands"),
+        ({"mode": "async"}, "mode='async' does not work in a collective, .* Join each"),
+    ],
+)
+def test_a_run_of_islands_that_keep_no_step_is_refused_by_name(
+    sync: dict[str, Any], message: str
+) -> None:
     """Ranks make every inner step together; the refused one is no member."""
-    tables = plain_settings().to_dict() | {"sync": {"dynamic_local_updates": True}}
-    bureau = Bureau(RunSettings.from_dict(tables))
+    bureau = Bureau(RunSettings.from_dict(plain_settings().to_dict() | {"sync": sync}))
     (rank,) = collective(bureau, 1).values()
-    with pytest.raises(SettingsError, match="dynamic_local_updates=true lets islands"):
+    with pytest.raises(SettingsError, match=message):
         enter(rank, "i0")
 
     assert bureau.service.state.members.known["i0"].has_left
-    assert "cannot join the run: sync.dynamic_local" in failure_of(rank)
+    assert f"cannot join the run: sync.{next(iter(sync))}=" in failure_of(rank)
 
 
 def test_a_run_that_deals_out_rows_is_refused_by_name() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from atoll import RunSettings
 from atoll.simulate import FaultPlan
 from atoll.simulate.run import Conditions, Simulated, simulate
@@ -105,3 +107,51 @@ def test_an_island_that_stands_still_while_it_closes_a_round_changes_nothing() -
     plan = FaultPlan().freeze("i0", at_round=5, for_s=90.0)
 
     assert survived(settings(), plan).rounds == (ROUNDS,)
+
+
+FEATURES: dict[str, dict[str, dict[str, Any]]] = {
+    "fragments in flight": {"sync": {"num_fragments": 2, "overlap_steps": 3}},
+    "error feedback": {"wire": {"up": "e3m0", "down": "int8"}},
+    "gather": {"wire": {"up": "e3m0", "down": "gather"}},
+    "tokens": {"outer": {"weight": "tokens"}},
+    "windows": {"sync": {"dynamic_local_updates": True}},
+}
+
+
+def digests(
+    feature: dict[str, dict[str, Any]], *, mode: str, islands: int, **sync: Any
+) -> list[bytes]:
+    """Return the last anchors and velocities of islands of one pace, hashed."""
+    tables: dict[str, dict[str, Any]] = {
+        "run": {"start_islands": islands, "quorum": islands, "end_rounds": 5},
+        **feature,
+        "sync": {"sync_every": 6, "mode": mode, **feature.get("sync", {}), **sync},
+    }
+    result = simulate(RunSettings.from_dict(tables), islands=islands, store=True)
+    assert result.violations == []
+    assert len(result.digests) == islands
+    return result.coordinator_digests
+
+
+@pytest.mark.parametrize("islands", [1, 3])
+@pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
+def test_equal_islands_train_as_in_a_synchronous_run(
+    feature: dict[str, dict[str, Any]], islands: int
+) -> None:
+    """With a quorum of all and no buffer set, states have the same bits."""
+    waiting, free = (
+        digests(feature, mode=mode, islands=islands) for mode in ("sync", "async")
+    )
+
+    assert waiting == free
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_islands_of_one_pace_train_as_without_windows(mode: str) -> None:
+    """The setting changes no bit where no island is slower than another."""
+    without, with_windows = (
+        digests({}, mode=mode, islands=3, dynamic_local_updates=is_dynamic)
+        for is_dynamic in (False, True)
+    )
+
+    assert without == with_windows

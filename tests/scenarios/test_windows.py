@@ -21,11 +21,11 @@ ROUNDS, EVERY = 20, 20
 MODEL = vector_model({f"layers.{n}.w": (30 + n,) for n in range(3)})
 
 
-def settings(*, is_dynamic: bool, **sync: Any) -> RunSettings:
+def settings(*, is_dynamic: bool, islands: int = 3, **sync: Any) -> RunSettings:
     """Return the settings of a run of 20 rounds."""
     return RunSettings.from_dict(
         {
-            "run": {"start_islands": 3, "end_rounds": ROUNDS},
+            "run": {"start_islands": islands, "end_rounds": ROUNDS},
             "sync": {"sync_every": EVERY, "dynamic_local_updates": is_dynamic, **sync},
             "outer": {"weight": "tokens"},
         }
@@ -92,13 +92,17 @@ def test_a_slow_island_costs_the_others_one_window(sync: dict[str, Any]) -> None
     assert sync or strides.returned["i2"].inner_steps == EVERY + 19 * 8
 
 
+@pytest.mark.parametrize("paces_s", [(1.0, 1.05, 1.1), (1.0,)], ids=["all", "alone"])
 @pytest.mark.parametrize("sync", SYNCS.values(), ids=SYNCS)
 def test_islands_of_nearly_one_pace_train_as_without_windows(
-    sync: dict[str, Any],
+    sync: dict[str, Any], paces_s: tuple[float, ...]
 ) -> None:
     """Within an eighth of each other, they end on the same anchor and velocity."""
+    islands = len(paces_s)
     without, with_windows = (
-        train(settings(is_dynamic=is_dynamic, **sync), 1.0, 1.05, 1.1).returned
+        train(
+            settings(is_dynamic=is_dynamic, islands=islands, **sync), *paces_s
+        ).returned
         for is_dynamic in (False, True)
     )
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import atoll
+from atoll import RunSettings
 from tests.e2e.stage import Island, Settings, Stage
 
 pytestmark = [pytest.mark.jax, pytest.mark.torch]
@@ -23,9 +25,10 @@ PATIENT_S = 240.0
 """Two frameworks are loaded at the same time, on a machine that may be busy."""
 
 
-def start(stage: Stage, framework: str, *, dies_at: int = -1) -> Island:
+def start(stage: Stage, framework: str, *, dies_at: int = -1, url: str = "") -> Island:
+    url = url or stage.url
     command = [
-        *(sys.executable, "-m", "tests.e2e.twin_island", stage.url, framework),
+        *(sys.executable, "-m", "tests.e2e.twin_island", url, framework),
         *("--folder", str(stage.folder), "--seed", str(len(framework))),
         *("--framework", framework, "--dies-at", str(dies_at), "--step-s", "0.01"),
     ]
@@ -61,3 +64,30 @@ def test_torch_and_jax_agree_though_the_jax_island_is_killed(
     for found, expected in zip(resumed, whole, strict=True):
         assert found["weights"] == expected["weights"]
         assert found["inner_steps"] == expected["inner_steps"]
+
+
+UNEQUAL: Settings = {
+    **SETTINGS,
+    "sync": {**SETTINGS["sync"], "mode": "async", "dynamic_local_updates": True},
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("place", ["coordinator", "bucket"])
+def test_torch_and_jax_end_an_asynchronous_run_on_one_state(
+    stage: Stage, tmp_path: Path, place: str
+) -> None:
+    """Rounds take what has arrived, and windows follow the pace of each framework."""
+    stage.settings = UNEQUAL
+    url = ""
+    if place == "coordinator":
+        stage.serve()
+    else:
+        url = str(tmp_path / "bucket")
+        given = {table: dict(values) for table, values in UNEQUAL.items()}
+        atoll.init(url, RunSettings.from_dict(given))
+    islands = [start(stage, framework, url=url) for framework in ("torch", "jax")]
+    ended = [island.wait(PATIENT_S) for island in islands]
+
+    assert ended[0]["digest"] == ended[1]["digest"]
+    assert ended[0]["round"] == ended[1]["round"] >= 4

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import atoll
 from atoll.security import Role, token_file
 from tests.coordinator.serving import serving
 from tests.torch.processes import Group, run_groups
@@ -104,23 +105,47 @@ def test_four_ranks_hold_one_state(kind: str) -> None:
     assert spread["round"] == 3
 
 
-def test_islands_of_every_kind_are_in_one_run(tmp_path: Path) -> None:
+UNEQUAL: dict[str, dict[str, Any]] = {
+    **STREAMED,
+    "sync": {**STREAMED["sync"], "mode": "async", "dynamic_local_updates": True},
+}
+"""Rounds that take what has arrived, and windows that follow the pace."""
+
+
+def every_kind(url: str, **environment: str) -> list[dict[str, Any]]:
+    """Train DDP, FSDP2, a pipeline and one process in one run, to its end."""
+    return same(
+        Group(train, ("ddp", 2, 1, url, "a"), ranks=2, environment=environment),
+        Group(train, ("fsdp", 2, 2, url, "b"), ranks=2, environment=environment),
+        Group(train_pipeline, (3, url, "c"), ranks=2, environment=environment),
+        Group(train, ("alone", 1, 4, url, "d"), environment=environment),
+    )
+
+
+@pytest.mark.parametrize("tables", [STREAMED, UNEQUAL], ids=["in step", "asynchronous"])
+def test_islands_of_every_kind_are_in_one_run(
+    tmp_path: Path, tables: dict[str, dict[str, Any]]
+) -> None:
     """DDP, FSDP2, a pipeline and one process end on the same anchor and velocity."""
-    tables = {**STREAMED, "run": {"start_islands": 4}}
-    with serving(tmp_path / "run", settings(3, **tables)) as coordinator:
-        environment = {
-            "ATOLL_TOKEN_FILE": str(token_file(tmp_path / "run", Role.ISLAND))
-        }
-        url = coordinator.url
-        ended = same(
-            Group(train, ("ddp", 2, 1, url, "a"), ranks=2, environment=environment),
-            Group(train, ("fsdp", 2, 2, url, "b"), ranks=2, environment=environment),
-            Group(train_pipeline, (3, url, "c"), ranks=2, environment=environment),
-            Group(train, ("alone", 1, 4, url, "d"), environment=environment),
-        )
-    assert [each["round"] for each in ended] == [3] * 4
+    run = settings(3, **tables, run={"start_islands": 4})
+    with serving(tmp_path / "run", run) as coordinator:
+        token = str(token_file(tmp_path / "run", Role.ISLAND))
+        ended = every_kind(coordinator.url, ATOLL_TOKEN_FILE=token)
+    rounds = {each["round"] for each in ended}
+    assert len(rounds) == 1
+    assert min(rounds) >= 3
     assert len({each["digest"] for each in ended}) == 1
     assert len({each["seed"] for each in ended}) == 4
+
+
+def test_asynchronous_islands_of_every_kind_meet_in_a_bucket(tmp_path: Path) -> None:
+    """They end on the same anchor and velocity, and every rank of each has them."""
+    url = str(tmp_path / "bucket")
+    atoll.init(url, settings(3, **UNEQUAL, run={"start_islands": 4}))
+    ended = every_kind(url, XDG_CONFIG_HOME=str(tmp_path / "user"))
+
+    assert len({each["digest"] for each in ended}) == 1
+    assert min(each["round"] for each in ended) >= 3
 
 
 def test_a_run_with_others_ends_on_the_bits_of_one_process(tmp_path: Path) -> None:

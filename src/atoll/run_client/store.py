@@ -463,8 +463,8 @@ def write_control(
 ) -> tuple[int, ControlDocument]:
     """Write an operator's command as a control document; return it with its number.
 
-    A limit of tokens that have already counted ends the run at once, by a document of
-    its own.
+    A limit of tokens that have already counted ends the run immediately, by a second
+    document.
 
     Raises:
         UsageError: no island has that name, or a value cannot be set.

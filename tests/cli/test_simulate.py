@@ -16,12 +16,10 @@ import pytest
 from atoll.cli import main
 from atoll.simulate import FaultPlan
 from atoll.simulate.invariants import Violation
-from atoll.simulate.report import Page, closing_facts, reproduction, summary
+from atoll.simulate.report import Lanes, Page, closing_facts, reproduction, summary
 from atoll.simulate.run import Simulated
 from atoll.simulate.setup import Setup, prepare
-from atoll.simulate.story import (
-    IslandTally,
-)
+from atoll.simulate.story import CommitTrace, IslandTally, StoryEntry
 
 QUICKSTART = Path(__file__).parents[2] / "docs" / "quickstart.md"
 CODE = "from atoll.cli import main; main()"
@@ -88,9 +86,9 @@ def test_another_seed_is_another_run(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_calm_run_reads_like_this(capsys: pytest.CaptureFixture[str]) -> None:
-    """A heading, a timeline, a table, and what it came to."""
+    """A heading, a timeline, lanes, a table, and what it came to."""
     status, out, err = run(capsys, *SMALL, "--faults", "none")
-    heading, timeline, table, end = out.split("\n\n")
+    heading, timeline, lanes, table, end = out.split("\n\n")
     digest = re.search(r"anchor    (\w{32}), on 3 islands that saw the end", end)
 
     assert (status, err) == (0, "")
@@ -104,11 +102,78 @@ def test_a_calm_run_reads_like_this(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert "  0:03  rounds 1-4   ###  all 3 counted; 8 outcomes until" in timeline
     assert "  3 islands    leave: " in timeline.splitlines()[-1]
+    # 4 rounds of 2 fragments.
+    assert lanes.splitlines() == [
+        "lanes        one mark for a round; x died   z stood still",
+        "i0           ########",
+        "i1           ########",
+        "i2           ########",
+        "coordinator  --------",
+    ]
     assert digest is not None
     assert [row.split()[1:6] + row.split()[-2:] for row in table.splitlines()[1:]] == [
         ["8", "0", "0", "0", "0", "0", digest[1][:8]]
     ] * 3
     assert "rounds    4 of 4, in every fragment" in end
+
+
+def commit(number: int, **verdicts: str) -> StoryEntry:
+    """Return the entry of a committed round."""
+    return StoryEntry(1.0, "run", "commit", "", commit=CommitTrace(0, number, verdicts))
+
+
+def lanes_of(islands: list[str], *entries: StoryEntry, width: int = 60) -> list[str]:
+    """Return the text of lanes without a coordinator."""
+    lanes = Lanes(islands, has_coordinator=False)
+    for entry in entries:
+        lanes.add(entry)
+    return [line.text for line in lanes.lines(width)]
+
+
+def test_a_lane_shows_when_an_island_suffered() -> None:
+    """A death or a standstill takes the place of the next round's mark."""
+    _, first, second = lanes_of(
+        ["i0", "i1"],
+        commit(1, i0="counted", i1="late"),
+        StoryEntry(1.5, "i1", "crash", "crashes"),
+        commit(2, i0="counted"),
+        commit(3, i0="refused"),
+        StoryEntry(1.5, "i0", "freeze", "stands still"),
+    )
+
+    assert first == "i0     ##!z"
+    assert second == "i1     ~x."
+
+
+def test_lanes_that_are_too_long_show_the_worst_of_neighbours() -> None:
+    """Of 60 rounds in 53 cells, two are one mark."""
+    entries = [commit(n, i0="late" if n == 4 else "counted") for n in range(60)]
+    head, lane = lanes_of(["i0"], *entries)
+
+    assert "one mark for 2 rounds, the worst of them" in head
+    assert lane == f"i0     ##~{'#' * 27}"
+
+
+def test_of_many_islands_those_with_trouble_have_lanes() -> None:
+    """Of a hundred, one was late; the others are a number."""
+    islands = [f"i{number}" for number in range(100)]
+    verdicts = dict.fromkeys(islands, "counted")
+    _, *lanes = lanes_of(islands, commit(1, **verdicts | {"i7": "late"}))
+
+    assert lanes == ["i7     ~", "and 99 more islands"]
+
+
+def test_a_quiet_simulation_has_no_timeline(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Heading, lanes, table and verdict; nothing is left out of --all or --json."""
+    _, out, _ = run(capsys, *SMALL, "--quiet")
+    status, _, err = run(capsys, *SMALL, "--quiet", "--json")
+
+    assert [part.split()[0] for part in out.split("\n\n")] == [
+        *("islands", "lanes", "island", "rounds"),
+    ]
+    assert (status, "--quiet" in err) == (2, True)
 
 
 def test_json_is_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:

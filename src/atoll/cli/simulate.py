@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,6 +76,9 @@ def simulate(
     is_detailed: Annotated[
         bool, typer.Option("--all", help="Show every message and disk call.")
     ] = False,
+    is_quiet: Annotated[
+        bool, typer.Option("--quiet", help="Leave out the timeline.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
@@ -82,8 +86,9 @@ def simulate(
     """Simulate islands and a coordinator in virtual time.
 
     With --store there is no coordinator: rosters in a bucket decide the rounds. The
-    same options print the same bytes. With --json the first object is the setup, the
-    last one the summary, and each one between them an event.
+    same options print the same bytes. After the timeline each island has a lane, with
+    one mark for each round of a fragment. With --json the first object is the setup,
+    the last one the summary, and each one between them an event.
 
     Exits with 0 if every invariant held, 1 if one was violated, 2 if the options are
     wrong.
@@ -102,7 +107,11 @@ def simulate(
             storm=storm,
             store=store,
         )
-    show = _as_json if as_json else _as_text
+    if is_quiet and (as_json or is_detailed):
+        raise UsageError(
+            "--quiet leaves out the timeline, so it excludes --all, --json."
+        )
+    show = _as_json if as_json else partial(_as_text, is_quiet=is_quiet)
     options: dict[str, object] = {"islands": islands, "rounds": rounds, "seed": seed}
     options |= {"faults": faults, "storm": storm, "store": store or None}
     if not show(setup, is_detailed, _command(run_file, options, assignments or [])):
@@ -117,28 +126,32 @@ def _require_greenlet() -> None:
         )
 
 
-def _as_text(setup: Setup, is_detailed: bool, command: str) -> bool:
+def _as_text(setup: Setup, is_detailed: bool, command: str, *, is_quiet: bool) -> bool:
     from atoll.simulate import report
-    from atoll.simulate import report as pages
-    from atoll.simulate.story import Narrator
+    from atoll.simulate.story import Narrator, StoryEntry
 
-    columns = width(pages.WIDTH)
-    page = pages.Page(
+    columns = width(report.WIDTH)
+    page = report.Page(
         setup.islands,
         setup.rounds,
         width=columns,
         is_verbose=is_detailed,
         is_async=setup.settings.sync.is_async,
     )
+    lanes = report.Lanes(setup.islands, has_coordinator=not setup.store)
+
+    def show(entry: StoryEntry) -> None:
+        lanes.add(entry)
+        if not is_quiet:
+            _print(page.add(entry))
+
     _print(report.heading(setup, page))
-    narrator = Narrator(
-        setup.plan,
-        setup.islands,
-        lambda entry: _print(page.add(entry)),
-        is_verbose=is_detailed,
-    )
+    narrator = Narrator(setup.plan, setup.islands, show, is_verbose=is_detailed)
     result = _run(setup, narrator)
-    _print(page.flush())
+    if not is_quiet:
+        _print([*page.flush(), report.PageLine("")])
+    if drawn := [*lanes.lines(columns)]:
+        _print([*drawn, report.PageLine("")])
     _print(report.summary(setup, page, result, narrator.tallies))
     if result.violations:
         _print(report.reproduction(setup, command))

@@ -1,4 +1,4 @@
-"""The output of `atoll simulate`: heading, page and summary, as text and as JSON.
+"""The output of `atoll simulate`: heading, page, lanes and summary, as text and JSON.
 
 A page has aligned lines, and is equal for equal runs.
 """
@@ -67,7 +67,7 @@ def _asynchronous(settings: RunSettings) -> dict[str, str]:
 def summary(
     setup: Setup, page: Page, result: Simulated, tallies: Mapping[str, IslandTally]
 ) -> list[PageLine]:
-    """Return the lines after a run: a table of islands, totals and the verdict."""
+    """Return the lines after the lanes: a table of islands, totals and the verdict."""
     is_async = setup.settings.sync.is_async
     rows = [["island", *tally_columns(is_async), "utilised", "deaths", "anchor"]]
     for island in setup.islands:
@@ -87,7 +87,6 @@ def summary(
         "anchor": _agreement(result),
     }
     lines = [
-        PageLine(""),
         *map(PageLine, table(rows)),
         PageLine(""),
         *_listed(facts, page),
@@ -233,6 +232,75 @@ def _agreement(result: Simulated) -> str:
 def _failure(island: str, result: Simulated) -> str | None:
     error = result.failures.get(island)
     return None if error is None else f"{type(error).__name__}: {error}"
+
+
+MAX_LANES = 48
+"""Of more islands, those that counted in every round have no lane."""
+
+DIED, STOOD_STILL = "x", "z"
+LANE_MARKS = {"crash": DIED, "freeze": STOOD_STILL}
+"""Marks of entries, which replace the mark of the next round."""
+
+FROM_BEST = (" ", "-", "#", "~", ".", "!", STOOD_STILL, DIED)
+"""Marks of lanes; of merged rounds the last one here is shown."""
+
+
+class Lanes:
+    """One lane for each island and the coordinator: a mark for each committed round."""
+
+    def __init__(self, islands: Sequence[str], *, has_coordinator: bool) -> None:
+        self._islands = islands
+        self._coordinator = (COORDINATOR,) if has_coordinator else ()
+        self._columns: list[dict[str, str]] = []
+        self._faults: dict[str, str] = {}
+        """Marks of the processes that died or stood still since the last round."""
+
+    def add(self, entry: StoryEntry) -> None:
+        """Take note of a round, a death or a standstill."""
+        if entry.action in LANE_MARKS:
+            self._faults[entry.subject] = LANE_MARKS[entry.action]
+        elif entry.commit is not None:
+            verdicts = entry.commit.verdicts
+            marks = {
+                island: MARKS[verdicts.get(island, "absent")]
+                for island in self._islands
+            }
+            marks |= dict.fromkeys(self._coordinator, "-")
+            self._columns.append(marks | self._faults)
+            self._faults = {}
+
+    def lines(self, width: int) -> Iterator[PageLine]:
+        """Yield the lanes, with rounds merged until they fit into `width`."""
+        columns = [*self._columns, *([self._faults] if self._faults else [])]
+        if not columns:
+            return
+        names = [*self._shown(columns), *self._coordinator]
+        margin = max([len("lanes"), *map(len, names)]) + 2
+        rounds = -(-len(columns) // max(16, width - margin))
+        scope = f"{rounds} rounds, the worst of them" if rounds > 1 else "a round"
+        yield PageLine(
+            f"{'lanes':{margin}}one mark for {scope}; {DIED} died   "
+            f"{STOOD_STILL} stood still"
+        )
+        for name in names:
+            marks = [column.get(name, " ") for column in columns]
+            lane = "".join(
+                max(marks[first : first + rounds], key=FROM_BEST.index)
+                for first in range(0, len(marks), rounds)
+            )
+            tone = Tone.FAULT if {*lane} - {" ", "-", "#"} else Tone.PLAIN
+            yield PageLine(f"{name:{margin}}{lane}".rstrip(), tone)
+        if others := len(self._islands) + len(self._coordinator) - len(names):
+            yield PageLine(f"and {others} more islands")
+
+    def _shown(self, columns: Sequence[Mapping[str, str]]) -> list[str]:
+        if len(self._islands) <= MAX_LANES:
+            return [*self._islands]
+        return [
+            island
+            for island in self._islands
+            if any(column.get(island, "#") != "#" for column in columns)
+        ][:MAX_LANES]
 
 
 WIDTH = 100

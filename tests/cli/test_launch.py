@@ -20,10 +20,11 @@ import typer
 from atoll.cli import launch_coordinator, load_command
 from atoll.cli.launch import _follow, size_bytes
 from atoll.cli.launch_coordinator import RunTarget, wait_until_serving
-from atoll.cli.launches import LaunchFollower
+from atoll.cli.launches import LaunchFollower, listed_reports
 from atoll.errors import UsageError
 from atoll.launch import IslandSpec, engines
 from atoll.launch.api import Launched, launch_spec
+from atoll.launch.base import Report, State
 from atoll.launch.launches import Book, Record
 from atoll.settings import RunSettings
 from tests.cli.runs import ISLAND, RUN_FILE, as_user, run, started
@@ -99,7 +100,7 @@ def test_a_run_file_is_trained_to_its_end(place: Path, say: Say) -> None:
 
     assert code == 0, err
     assert "local-0 | local-0 " in out
-    assert "ended, round 4 of 4" in out
+    assert "ended  round 4 of 4" in out
     rows = [line.split() for line in out.splitlines() if line.startswith("local-")]
     assert [row[:2] for row in rows[-2:]] == [
         ["local-0", "finished"],
@@ -204,7 +205,7 @@ def test_islands_of_a_bucket_need_no_coordinator(place: Path, say: Say) -> None:
     code, out, err = say("launch", *words)
 
     assert code == 0, err
-    assert "ended, round 4" in out
+    assert "ended  round 4" in out
     assert set(states(say, "--all")) == {"local-0", "local-1"}
 
 
@@ -481,3 +482,18 @@ def test_sizes_are_read() -> None:
     ]
     with pytest.raises(UsageError, match="'-1' is no size"):
         size_bytes("-1")
+
+
+def test_of_many_islands_those_with_trouble_are_listed() -> None:
+    """A hundred islands are twelve rows, troubled ones first, and a count by state."""
+    states = [State.RUNNING] * 98 + [State.FAILED, State.PENDING]
+    reports = [
+        Report(index=index, name=f"i{index}", state=state)
+        for index, state in enumerate(states)
+    ]
+    listed, others = listed_reports(reports)
+
+    assert [report.name for report in listed[:3]] == ["i98", "i99", "i0"]
+    assert len(listed) == 12
+    assert others == "and 88 more: 88 running"
+    assert listed_reports(reports[:12]) == (reports[:12], "")

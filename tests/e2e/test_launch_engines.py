@@ -94,7 +94,7 @@ def test_islands_of_an_engine_train_one_model(
     words += ["--coordinator", "island0"] if place == "inside" else []
     done = _atoll([*words, "--", "python", "train.py"], tmp_path / "code", around)
 
-    assert "ended, round 3 of 3" in done.stdout
+    assert "ended  round 3 of 3" in done.stdout
     table = {
         row[0]: row[1:3] for row in map(str.split, done.stdout.splitlines()) if row
     }

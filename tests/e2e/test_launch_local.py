@@ -56,7 +56,7 @@ def test_a_killed_island_comes_back_and_the_run_is_finished(
 
     assert process.returncode == 0, err
     assert "local-2 | atoll: local-2 ended with signal 9 (SIGKILL)" in said
-    assert "ended, round 24 of 24" in said
+    assert "ended  round 24 of 24" in said
     table = {row[0]: row[1:3] for row in map(str.split, said.splitlines()) if row}
     assert [table[f"local-{index}"] for index in range(4)] == [
         ["finished", "0"],

@@ -1,8 +1,8 @@
 """Verbs for the launches of this user: `atoll ps`, `logs`, `cancel` and `scale`.
 
-`LaunchFollower` prints the output of the islands of `atoll launch`, and a table of
-their states. On a terminal the table is redrawn below the output; elsewhere every
-change of state is a line, and the table is printed once, at the end.
+`LaunchFollower` prints the output of the islands of `atoll launch`, the progress of
+their run, and a table of their states. On a terminal the last two are redrawn below the
+output; elsewhere every change of state is a line, and they are printed at the end.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +21,16 @@ import typer
 
 from atoll.cli import launch_coordinator
 from atoll.cli.run_names import RUN, complete_run_name, locate_run
-from atoll.cli.terminal import can_redraw, console, live_view, stop_signal, table
+from atoll.cli.terminal import (
+    can_redraw,
+    console,
+    has_colour,
+    is_ascii,
+    live_view,
+    stop_signal,
+    table,
+    width,
+)
 from atoll.errors import AtollError, RemoteError, Unreachable, UsageError
 from atoll.fields import nearest
 from atoll.launch.api import Launched, PollRetry, launch_spec, rows
@@ -29,6 +38,8 @@ from atoll.launch.base import GRACE_S, Report, State
 from atoll.launch.launches import Book, Record
 from atoll.run_client import RunStatus, StatusPoll, try_status
 from atoll.run_client.location import read_address
+from atoll.telemetry import render_head
+from atoll.telemetry.text import printable
 
 
 def launched_url(run: str) -> str:
@@ -423,6 +434,22 @@ STATUS_S = 1.0
 """How long to wait for the end of the run in its status, once all islands ended."""
 
 
+MAX_LISTED = 12
+"""Of more islands, the others are counted by state below the table."""
+
+
+def listed_reports(reports: Sequence[Report]) -> tuple[list[Report], str]:
+    """Return the islands to list, troubled ones first, and a line about the others."""
+    if len(reports) <= MAX_LISTED:
+        return list(reports), ""
+    usual = (State.RUNNING, State.FINISHED)
+    ranked = sorted(reports, key=lambda report: report.state in usual)
+    others = ranked[MAX_LISTED:]
+    counts = Counter(report.state.value for report in others)
+    states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    return ranked[:MAX_LISTED], f"and {len(others)} more: {states}"
+
+
 class LaunchFollower:
     """Follows islands until all have ended; cancels them when it is interrupted."""
 
@@ -539,24 +566,27 @@ class LaunchFollower:
         self._live.update(self._page(), refresh=True)
 
     def _page(self) -> Group:
-        """Return the table of islands, and the status of the run."""
+        """Return the progress of the run, and the table of islands."""
         from rich.console import Group
+        from rich.text import Text
 
         # The state of a run out of reach shows only in the report of its coordinator.
         coordinator = self._coordinator if self._statuses is None else None
         reports = [*self._reports, *(coordinator.reports if coordinator else ())]
         status = self._status
         metrics = status.islands if status else {}
-        parts: list[RenderableType] = [
-            "",
-            table(rows(reports, metrics), numbers=NUMBERS),
-        ]
+        listed, others = listed_reports(reports)
+        parts: list[RenderableType] = [""]
         if status is not None:
-            last = status.last_round
-            of_last = f" of {last}" if last is not None else ""
-            text = f"run {status.run}: {status.state}, round {status.round}{of_last}. "
-            parts += ["", f"{text}{status.reason}".rstrip()]
-        return Group(*parts)
+            head = render_head(
+                status.document,
+                width=width(),
+                is_colour=has_colour(),
+                is_ascii=is_ascii(sys.stdout),
+            )
+            parts += [Text.from_ansi(f"{head}{printable(status.reason)}".rstrip()), ""]
+        parts.append(table(rows(listed, metrics), numbers=NUMBERS))
+        return Group(*parts, *([others] if others else []))
 
     def _end(self, *, is_interrupted: bool) -> None:
         """Cancel islands that must not run; a cancel that failed is repeated."""

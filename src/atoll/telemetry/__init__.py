@@ -27,7 +27,7 @@ from atoll.telemetry.past import Past
 from atoll.telemetry.past_recorder import PastRecorder, load_past
 from atoll.telemetry.prometheus import METRICS, Metric, render
 from atoll.telemetry.row_page import render_rows
-from atoll.telemetry.status_page import render_status
+from atoll.telemetry.status_page import render_head, render_status
 from atoll.telemetry.status_past import with_past
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "history",
     "load_past",
     "render",
+    "render_head",
     "render_rows",
     "render_status",
     "with_past",

@@ -442,8 +442,8 @@ def listed_reports(reports: Sequence[Report]) -> tuple[list[Report], str]:
     """Return the islands to list, troubled ones first, and a line about the others."""
     if len(reports) <= MAX_LISTED:
         return list(reports), ""
-    usual = (State.RUNNING, State.FINISHED)
-    ranked = sorted(reports, key=lambda report: report.state in usual)
+    calm = (State.RUNNING, State.FINISHED)
+    ranked = sorted(reports, key=lambda report: report.state in calm)
     others = ranked[MAX_LISTED:]
     counts = Counter(report.state.value for report in others)
     states = ", ".join(f"{count} {state}" for state, count in counts.most_common())

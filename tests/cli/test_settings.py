@@ -26,8 +26,11 @@ def test_settings_of_a_run_are_printed(
         _, reply, _ = run(capsys, "status", url, "--settings", "--json")
         document, text_after = json.loads(reply), text.splitlines()
 
-    assert document["settings"]["outer.lr"] == "0.5"
-    assert document["defaults"]["outer.lr"] == "0.7"
+    assert document["settings"]["outer.lr"] == 0.5
+    assert document["defaults"]["outer.lr"] == 0.7
+    assert document["settings"]["run.end_tokens"] is None
+    assert document["settings"]["wire.up"] == "bf16"
+    assert "275 GB" in text
     assert "outer.lr" in document["not_default"]
     assert "wire.up" not in document["not_default"]
     assert document["changes"]["outer.lr"] == "from each fragment's next round"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from atoll.cli import MODULES, VERBS, load_command
+from atoll.cli import EXAMPLES, MODULES, VERB_EXAMPLES, VERBS, load_command
 
 HELP = Path(__file__).parent / "help.txt"
 CODE = """
@@ -73,6 +74,18 @@ def test_a_called_verb_is_the_only_one_imported() -> None:
 
     assert output.startswith("Usage: atoll inspect ")
     assert loaded_verbs(modules) == ["inspect"]
+
+
+@pytest.mark.parametrize(
+    "example",
+    [*EXAMPLES, *(line for lines in VERB_EXAMPLES.values() for line in lines)],
+)
+def test_examples_of_help_are_commands(example: str) -> None:
+    """Every example has a verb, and options and arguments that the verb accepts."""
+    program, verb, *argv = shlex.split(example)
+
+    assert program == "atoll"
+    load_command(verb).make_context(verb, argv, resilient_parsing=False)
 
 
 def test_the_shell_completes_verbs_without_importing_them() -> None:

@@ -72,6 +72,51 @@ EXAMPLES = (
 )
 
 
+VERB_EXAMPLES = {
+    "serve": (
+        "atoll serve run.toml",
+        "atoll serve run.toml --listen 0.0.0.0 --port 4711",
+        "atoll serve --dir lagoon.atoll",
+    ),
+    "init": ("atoll init s3://reef/lagoon run.toml",),
+    "join": (
+        "atoll join lagoon --island tokyo-1 -- train.py --lr 3e-4",
+        "atoll join s3://reef/lagoon -- python -m trainer",
+    ),
+    "invite": ("atoll invite lagoon", "atoll invite lagoon --address HOST:4711"),
+    "launch": (
+        "atoll launch -n 4 run.toml -- train.py",
+        "atoll launch --on slurm -n 8 --accelerators 8 run.toml -- train.py",
+        "atoll launch --on kubernetes -n 4 --image IMAGE RUN -- train.py",
+        "atoll launch --on ray -n 4 --dry-run run.toml -- train.py",
+    ),
+    "logs": ("atoll logs lagoon --follow", "atoll logs lagoon tokyo-1 --last 50"),
+    "scale": ("atoll scale lagoon 8",),
+    "cancel": ("atoll cancel lagoon", "atoll cancel lagoon local-2"),
+    "status": (
+        "atoll status lagoon --watch",
+        "atoll status lagoon --settings",
+        "atoll status s3://reef/lagoon --json",
+    ),
+    "events": ("atoll events lagoon --since 2h", "atoll events lagoon --follow"),
+    "control": (
+        "atoll control lagoon pause",
+        "atoll control lagoon set run.end_rounds=300 outer.lr=0.5",
+        "atoll control lagoon evict tokyo-1",
+    ),
+    "move": ("atoll move lagoon s3://reef/lagoon",),
+    "export": (
+        "atoll export lagoon weights.safetensors",
+        "atoll export lagoon before.safetensors --round 40",
+    ),
+    "simulate": (
+        "atoll simulate --islands 8 --rounds 50 --seed 7",
+        "atoll simulate run.toml --faults storm.toml --quiet",
+    ),
+}
+"""Examples at the end of a verb's `--help`."""
+
+
 class VerbGroup(TyperGroup):
     """The group of verbs. Imports the module of a verb when the verb is called.
 
@@ -114,8 +159,16 @@ def load_command(verb: str) -> Any:
     """Import the module of a verb, and return the command with all its parameters."""
     module = import_module(f"atoll.cli.{MODULES.get(verb, verb)}")
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(verb)(getattr(module, verb))
+    single.command(verb, epilog=_epilog(verb))(getattr(module, verb))
     return typer.main.get_command(single)
+
+
+def _epilog(verb: str) -> str | None:
+    """Return the examples of a verb; the mark keeps their lines apart."""
+    lines = VERB_EXAMPLES.get(verb)
+    if lines is None:
+        return None
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

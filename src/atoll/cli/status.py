@@ -25,9 +25,9 @@ from atoll.cli.terminal import (
 )
 from atoll.errors import Unreachable, UsageError
 from atoll.run_client import RunClient, RunStatus, open_run
-from atoll.settings.reference import values_of
+from atoll.settings.reference import SettingValue, values_of
 from atoll.telemetry import render_rows, render_status
-from atoll.telemetry.text import format_span, painted, printable, wrapped
+from atoll.telemetry.text import format_size, format_span, painted, printable, wrapped
 
 
 def status(
@@ -138,8 +138,8 @@ def _show_settings(client: RunClient, *, as_json: bool) -> None:
     values, epochs = values_of(settings), _epochs(client)
     if as_json:
         document = {
-            "settings": {row.key: row.value for row in values},
-            "defaults": {row.key: row.default for row in values},
+            "settings": {row.key: row.written for row in values},
+            "defaults": {row.key: row.written_default for row in values},
             "not_default": [row.key for row in values if not row.is_default],
             "changes": {row.key: row.changes for row in values},
             "fingerprint": settings.fingerprint,
@@ -149,7 +149,7 @@ def _show_settings(client: RunClient, *, as_json: bool) -> None:
         return
     rows = [("setting", "value", "default", "changes")]
     rows += [
-        (row.key, row.value, "" if row.is_default else row.default, row.changes)
+        (row.key, _amount(row), "" if row.is_default else row.default, row.changes)
         for row in values
     ]
     console(sys.stdout).print(table(rows))
@@ -157,6 +157,13 @@ def _show_settings(client: RunClient, *, as_json: bool) -> None:
         time_text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(epoch["at"]))
         changes = ", ".join(f"{key}={value}" for key, value in epoch["values"].items())
         typer.echo(printable(f"epoch {epoch['epoch']} at {time_text}: {changes}"))
+
+
+def _amount(row: SettingValue) -> str:
+    """Return a value; of a size also its unit."""
+    if row.key.endswith("_bytes") and isinstance(row.written, int):
+        return f"{row.value} ({format_size(row.written)})"
+    return row.value
 
 
 def _epochs(client: RunClient) -> list[dict[str, Any]] | None:

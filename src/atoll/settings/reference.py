@@ -52,22 +52,44 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         "MaxText": "`communication_overlapping_alpha`",
         "torchft": "`fragment_update_alpha`",
     },
-    "sync.mode": {"Forgather": "`--async`"},
+    "sync.mode": {
+        "Forgather": "`--async`",
+        "OpenDiLoCo": "`hv.all_reduce_strategy`, `NO_WAIT`",
+    },
     "sync.dynamic_local_updates": {"Forgather": "`--dylu`"},
-    "wire.up": {"torchft": "`should_quantize`"},
+    "wire.up": {
+        "torchft": "`should_quantize`",
+        "Forgather": "`upload_dtype`",
+        "OpenDiLoCo": "`hv.hivemind_compression`",
+    },
+    "wire.down": {"Forgather": "`download_dtype`"},
     "outer.optimizer": {
+        "MaxText": "always `nesterov`",
         "torchft": "the outer optimizer object",
         "Forgather": "`--no-nesterov`",
+        "OpenDiLoCo": "always `nesterov`",
     },
-    "outer.lr": {"MaxText": "`diloco_outer_lr`", "Forgather": "`--outer-lr`"},
+    "outer.lr": {
+        "MaxText": "`diloco_outer_lr`",
+        "torchft": "of the outer optimizer object",
+        "Forgather": "`--outer-lr`",
+        "OpenDiLoCo": "`hv.outer_lr`",
+    },
     "outer.momentum": {
         "MaxText": "`diloco_outer_momentum`",
+        "torchft": "of the outer optimizer object",
         "Forgather": "`--outer-momentum`",
+        "OpenDiLoCo": "always 0.9",
     },
     "run.start_islands": {
-        "MaxText": "`num_diloco_replicas`",
+        "MaxText": "`dcn_diloco_parallelism`",
         "torchft": "`min_replica_size`",
         "Forgather": "`--num-workers`, which does not wait",
+        "OpenDiLoCo": "`hv.galaxy_size`, which does not wait",
+    },
+    "limits.deadline_max_s": {
+        "torchft": "`--join_timeout_ms` of its lighthouse",
+        "OpenDiLoCo": "`hv.timeout_waiting_for_peers`",
     },
     "run.quorum": {"torchft": "`min_replica_size`", "Forgather": "`--min-workers`"},
     "run.end_tokens": {"Forgather": "`--token-budget`"},
@@ -96,9 +118,19 @@ class SettingValue:
     """One setting of a run, with its default."""
 
     key: str
-    value: str
-    default: str
+    written: object
+    """The value as JSON has it; None: not set."""
+
+    written_default: object
     changes: str
+
+    @property
+    def value(self) -> str:
+        return _text(self.written)
+
+    @property
+    def default(self) -> str:
+        return _text(self.written_default)
 
     @property
     def is_default(self) -> bool:
@@ -164,10 +196,11 @@ def _default(table: str, declared: Field[Any]) -> str:
     return _text(rule.read(declared.default, declared.name))
 
 
-def _written(declared: Field[Any], value: object) -> str:
-    """Return a value in the form of a run file, also one that is not written there."""
+def _written(declared: Field[Any], value: object) -> object:
+    """Return a value as JSON has it, fp32 numbers in their shortest form."""
     written = None if value is None else declared.metadata["rule"].write(value)
-    return _text(value if written is None else written)
+    plain = value if written is None else written
+    return float(f"{plain:.7g}") if isinstance(plain, float) else plain
 
 
 def _text(value: object) -> str:
@@ -218,7 +251,7 @@ A run owns these settings; islands take them over and cannot change them.
 _OTHERS = """
 ## Names in other projects
 
-A missing name means that the project has no such setting.
+A missing name means that the project has no such setting, as far as its sources show.
 
 | setting | MaxText | torchft | Forgather | OpenDiLoCo |
 |---|---|---|---|---|

@@ -182,16 +182,18 @@ class _Page:
     def islands(self) -> Iterator[str]:
         listed = sorted(self.status["islands"], key=_rank)
         few, rest = self._shown(listed)
+        has_marks = False
         if few:
             columns = _island_columns(self.status)
-            table_lines = [*self._table(columns, few, left_columns=2)]
-            yield from table_lines
-            if MARKS_COLUMN in table_lines[0]:
-                yield self._paint(MARKS_LEGEND, "dim")
+            head, *lines = self._table(columns, few, left_columns=2)
+            yield from (head, *lines)
+            has_marks = MARKS_COLUMN in head
         if rest and not self.is_all and all(map(_is_calm, rest)):
             yield f"and {len(rest)} more, all well; --all lists them"
         elif rest:
             yield f"and {len(rest)} more islands; --json lists them all"
+        if has_marks:
+            yield self._paint(MARKS_LEGEND, "dim")
         yield from self._old(few)
         for island in few:
             if reason := island["refused_because"]:

@@ -76,7 +76,8 @@ class KnownRun:
     def _answer(self) -> tuple[str, Mapping[str, Any]]:
         if self.directory is not None:
             address = read_address(self.directory)
-            if address is None:
+            # Another run in the directory has another address: this run is removed.
+            if address is None or address.url != self.url:
                 return REMOVED, {}
             if not address.is_open:
                 return _recorded(self.directory)

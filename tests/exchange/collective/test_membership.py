@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest

@@ -4,46 +4,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from html.parser import HTMLParser
 
 import pytest
 
 from atoll import RunSettings
 from atoll.demo import report
-from atoll.demo import report as svg
+from atoll.report import sections
 from tests.demo.small import SETTINGS, results
+from tests.report.pages import HOSTILE, Reader
 
 pytestmark = pytest.mark.torch
-
-VOID = {"meta"}
-HOSTILE = "<script>alert('1')</script>\"&"
-
-
-class Reader(HTMLParser):
-    """Notes every element, and what was not closed in its order."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.misplaced: list[str] = []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            self.misplaced.append(tag)
 
 
 @pytest.mark.parametrize("compares", [True, False])
@@ -64,7 +34,9 @@ def test_the_page_loads_nothing() -> None:
     loading = {"script", "link", "img", "iframe", "object", "embed", "base"}
     assert loading & set(reader.tags) == set()
     names = {name for name, _ in reader.attributes}
-    assert {"src", "href", "xlink:href", "srcset", "onclick"} & names == set()
+    assert {"src", "xlink:href", "srcset", "onclick"} & names == set()
+    links = [value for name, value in reader.attributes if name == "href"]
+    assert all(link is not None and link.startswith("#") for link in links)
     assert re.findall(r"https?://|//\w|@import|url\(", page) == []
 
 
@@ -106,18 +78,6 @@ def test_without_a_comparison_nothing_is_claimed_about_loss() -> None:
 
 def test_the_settings_are_a_run_file() -> None:
     """What the page shows can be used again."""
-    text = report.run_file(results()["settings"])
+    text = sections.run_file(results()["settings"])
 
     assert RunSettings.from_dict(tomllib.loads(text)) == SETTINGS
-
-
-def test_labels_do_not_touch() -> None:
-    """Three at one place are moved apart, about where they were, in their order."""
-    assert svg.apart([50.0, 50.0, 50.0], gap=10) == [40.0, 50.0, 60.0]
-    assert svg.apart([0.0, 100.0], gap=10) == [0.0, 100.0]
-
-
-def test_ticks_are_round_numbers_inside() -> None:
-    """Between 1.71 and 2.62 they are fifths."""
-    assert svg.ticks(1.71, 2.62) == pytest.approx([1.8, 2.0, 2.2, 2.4, 2.6])
-    assert svg.ticks(3.0, 3.0) == [3.0]

@@ -39,6 +39,7 @@ PANELS = {
         "ls": "List the runs that this user serves, has joined or has launched.",
         "status": "Print a run's progress, its islands, and why it waits.",
         "events": "Print the last 1,000 events of a run, or all since a time.",
+        "report": "Write one page about a run: loss, who counted, and time.",
         "doctor": "Check the connection from this machine to a run, step by step.",
     },
     "Control": {
@@ -99,6 +100,10 @@ VERB_EXAMPLES = {
         "atoll status s3://reef/lagoon --json",
     ),
     "events": ("atoll events lagoon --since 2h", "atoll events lagoon --follow"),
+    "report": (
+        "atoll report lagoon -o lagoon.html",
+        "atoll report lagoon.atoll --csv tables --baseline curve.csv",
+    ),
     "control": (
         "atoll control lagoon pause",
         "atoll control lagoon set run.end_rounds=300 outer.lr=0.5",

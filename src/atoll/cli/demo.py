@@ -40,15 +40,19 @@ def demo(
     Without --quick the model is also trained data parallel, for comparison.
     """
     from atoll.demo import report, run
+    from atoll.report import record_of
+    from atoll.run_client.directory import DirectoryRunClient
 
     results = _results(directory, is_quick=quick)
     report_file = run.report_file(directory)
-    report_file.write_text(report.page(results))
+    with closing(DirectoryRunClient(directory.absolute())) as client:
+        record = record_of(client)
+    report_file.write_text(report.page(results, record))
     if as_json:
         typer.echo(json.dumps(results))
         return
     typer.echo(report.table_text(results))
-    typer.echo(f"\nThe curves are in {report_file.resolve().as_uri()}")
+    typer.echo(f"\nThe report is {report_file.resolve().as_uri()}")
 
 
 def _results(directory: Path, *, is_quick: bool) -> Results:

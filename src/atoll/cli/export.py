@@ -94,14 +94,14 @@ def export(
         elif bundle is not None:
             raise UsageError("--bundle is for --format hf. Leave it out, or give that.")
         else:
-            with _draft(out) as draft:
+            with draft_file(out) as draft:
                 weights = write(draft)
     _show(weights, out, as_json=as_json)
 
 
 def export_ledger(run: str, file: Path, *, as_json: bool) -> None:
     """Write the ledger of a run's rows into a new file."""
-    with closing(open_named(run)) as client, _draft(file) as draft:
+    with closing(open_named(run)) as client, draft_file(file) as draft:
         size_bytes = client.export_ledger(draft)
     if as_json:
         typer.echo(json.dumps({"file": str(file), "bytes": size_bytes}, indent=2))
@@ -135,9 +135,13 @@ def _show(weights: ExportedWeights, out: Path, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _draft(out: Path) -> Iterator[Path]:
-    """Give a new file that is renamed to `out` if the block succeeds."""
-    with _renamed(out) as draft:
+def draft_file(out: Path, *, replaces: bool = False) -> Iterator[Path]:
+    """Give a new file that is renamed to `out` if the block succeeds.
+
+    Raises:
+        UsageError: `out` exists and is not to be replaced, or cannot be written.
+    """
+    with _renamed(out, replaces=replaces) as draft:
         draft.touch()
         yield draft
         with draft.open("rb") as file:
@@ -155,9 +159,9 @@ def _draft_directory(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _renamed(out: Path) -> Iterator[Path]:
+def _renamed(out: Path, *, replaces: bool = False) -> Iterator[Path]:
     """Give a path that is renamed to `out` if the block succeeds, else removed."""
-    if out.exists():
+    if out.exists() and not replaces:
         raise UsageError(f"{out} exists already. Remove it, or choose another name.")
     draft = out.with_name(f"{out.name}.{secrets.token_hex(4)}~")
     try:

@@ -28,7 +28,7 @@ from atoll.coordinator.directory import open_service, store_bundle
 from atoll.coordinator.move import JOURNAL
 from atoll.coordinator.service import Service
 from atoll.disk import SystemDisk
-from atoll.errors import CorruptError, NoSuchFile, SettingsError, UsageError
+from atoll.errors import AtollError, CorruptError, NoSuchFile, SettingsError, UsageError
 from atoll.http.listener import raise_soft_limit
 from atoll.island.environment import credentials_from_environment
 from atoll.run_client import open_run
@@ -125,7 +125,8 @@ def serve(
     Prints its address, the fingerprint of its certificate and the paths of its tokens,
     and remembers them for this user. A run that has ended is still served, for status
     and export; with --until-end the command exits once every island has left, after
-    --linger seconds in which others can see the end.
+    --linger seconds in which others can see the end, and writes report.html into the
+    run's directory.
 
     Exits with 0 on SIGTERM and SIGINT, after a clean close.
     """
@@ -145,6 +146,9 @@ def serve(
     with stop_signal() as stop, run as served:
         _print_start(served, settings, as_json=as_json)
         _wait(served.coordinator, stop, until_end=until_end, linger_s=linger_s)
+        has_ended = until_end and _is_over(served.coordinator)
+    if has_ended:
+        _write_report(path)
 
 
 def _settings(run_file: Path, assignments: Sequence[str] | None) -> RunSettings:
@@ -233,6 +237,18 @@ def _flat(settings: RunSettings) -> dict[str, Any]:
 
 def _toml(value: Any) -> str:
     return "nothing" if value is None else json.dumps(value)
+
+
+def _write_report(directory: Path) -> None:
+    """Write the report of a run that has ended into its directory."""
+    from atoll.cli.report import report_of_directory
+
+    try:
+        file = report_of_directory(directory)
+    except AtollError as exc:  # the run has ended well without it
+        _print_note(f"No report was written: {exc}")
+    else:
+        _print_note(f"The report of the run is {file}")
 
 
 def _wait(

@@ -145,8 +145,14 @@ def test_a_page_has_only_the_events_that_were_asked_for(lives: Lives) -> None:
             page = client.older_events(page.before, limit=2, kind="round_committed")
             pages.insert(0, page.events)
 
-    assert len(recorded) == END_ROUNDS * 2
-    assert {event.fields["island"] for event in recorded} == {"a"}
+        whole = client.events()
+
+    assert recorded == [
+        event
+        for event in whole
+        if event.name == "update_staged" and event.fields["island"] == "a"
+    ]
+    assert len(recorded) >= END_ROUNDS * 2
     for story in (lives.trained, lives.restarted, lives.rebuilt):
         assert [event.as_dict() for event in story.staged] == [
             event.as_dict() for event in recorded

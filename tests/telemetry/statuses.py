@@ -43,6 +43,16 @@ def island(name: str, **changes: Any) -> dict[str, Any]:
         "last_verdict": "counted",
         "refused_because": None,
         "dropped_steps": 0,
+        "carried": 1,
+        "dropped": 0,
+        "late_after_s": 30.0,
+        "exchange_s": 4.5,
+        "hidden_s": 4.25,
+        "up_bytes_per_s": 1.25e7,
+        "down_bytes_per_s": 2.5e7,
+        "rtt_s": 0.02,
+        "store_usd": 0.5,
+        "machine": "cpu, torch 2.13.0",
     } | changes
 
 
@@ -77,6 +87,11 @@ def status(*islands: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "mode": "sync",
         "rounds_per_window": None,
         "bytes_down_factor": None,
+        "disk": {"free_bytes": 500_000_000_000, "reserve_bytes": 1_000_000},
+        "round_seconds": [
+            {"fragment": 0, "upto": [(5.0, 6)], "count": 6, "sum_s": 19.2}
+        ],
+        "anchor_metrics": {"eval_loss": {"round": 6, "value": 1.9}},
         "end_tokens": None,
         "overshoot": None,
         "tokens": 123_456,

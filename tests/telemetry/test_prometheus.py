@@ -62,6 +62,36 @@ def test_an_island_is_told_in_numbers() -> None:
     assert of_island("wait_seconds_total", found) == 3.4
 
 
+def test_durations_of_rounds_are_a_histogram() -> None:
+    """Counts are cumulative, and the last bound is infinite."""
+    row = {"fragment": 1, "upto": [(1.0, 2), (5.0, 3)], "count": 4, "sum_s": 12.5}
+    found = samples(render(status(round_seconds=[row]), NOTHING))
+    name, label = "atoll_round_seconds", ("fragment", "1")
+
+    buckets = [
+        found[f"{name}_bucket", (label, ("le", le))] for le in ("1", "5", "+Inf")
+    ]
+    assert buckets == [2, 3, 4]
+    assert found[f"{name}_sum", (label,)] == 12.5
+    assert found[f"{name}_count", (label,)] == 4
+
+
+def test_the_anchor_and_the_link_are_measured() -> None:
+    """What is unknown has no sample."""
+    measured = {"eval_loss": {"round": 5, "value": 1.5}}
+    rows = (
+        island("i0", up_bytes_per_s=1e6, carried=3),
+        island("i1", up_bytes_per_s=None),
+    )
+    found = samples(render(status(*rows, anchor_metrics=measured), NOTHING))
+
+    assert found["atoll_anchor_metric", (("name", "eval_loss"),)] == 1.5
+    assert of_island("up_bytes_per_second", found) == 1e6
+    assert of_island("carried_total", found) == 3
+    assert ("atoll_island_up_bytes_per_second", (("island", "i1"),)) not in found
+    assert found["atoll_commits_total", (("fragment", "2"),)] == 5
+
+
 def test_who_is_waited_for_is_counted() -> None:
     """An alarm can go off when a run waits too long."""
     found = samples(render(trouble(4), NOTHING))
@@ -157,4 +187,5 @@ def test_every_metric_has_help_and_type() -> None:
         assert families[name].type == metric.type
         assert families[name].documentation == metric.description
         for sample in families[name].samples:
-            assert tuple(sample.labels) == metric.labels
+            labels = (label for label in sample.labels if label != "le")
+            assert tuple(labels) == metric.labels

@@ -71,6 +71,23 @@ def test_evaluating_holds_the_anchor_and_restores_everything() -> None:
         assert model.drop.training
 
 
+def test_a_report_inside_an_evaluation_is_of_the_anchor() -> None:
+    """It has the anchor's round, and neither tokens nor the loop's loss change."""
+    run, model = run_of(every=2), Weights(8.0)
+    with atoll.torch.join(model, optimizer := sgd(model), run) as island:
+        island.report(tokens=3, loss=2.0)
+        train(model, optimizer, steps=3)
+        before = island.metrics()
+        with island.evaluating():
+            island.report(loss=torch.tensor(1.5), accuracy=0.25)
+        stats = island._handle.tally.stats(1.0)
+        assert island.metrics() == before
+
+    assert (stats.anchor_round, stats.loss) == (1, 2.0)
+    assert stats.anchor_metrics == {"eval_loss": 1.5, "accuracy": 0.25}
+    assert stats.machine == f"cpu, torch {torch.__version__}"
+
+
 def evaluate_badly(model: torch.nn.Module, island: atoll.torch.Island) -> None:
     with island.evaluating():
         model.eval()

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 
 from atoll import __version__, kernels, security
 from atoll.coordinator.directory import CodeFiles, find_bundle, open_service
-from atoll.coordinator.live_status import LiveStatus
+from atoll.coordinator.live_status import LiveStatus, ProgressReporter
 from atoll.coordinator.operators import Operators, PastReader
 from atoll.coordinator.routes import RouteContext, Routes, as_response
 from atoll.coordinator.spool import Spool
@@ -61,7 +61,7 @@ from atoll.http import (
     ShedReason,
 )
 from atoll.http.response import as_problem
-from atoll.protocol import Heartbeat, Stats
+from atoll.protocol import Heartbeat
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
 from atoll.protocol.rounds import Phase
@@ -165,6 +165,7 @@ class Coordinator:
     def _open_service(self, now_s: float) -> None:
         """Start the watcher and wrap the service for use by threads."""
         self._watcher = Watcher(self.events, self._service.state, now_s)
+        self._reporter = ProgressReporter(self.events, self._watcher.stats)
         self._service.failing = self._failing
         self._threaded_service = ThreadedService(
             self._service,
@@ -414,43 +415,11 @@ class Coordinator:
         incarnation = (beat.island, beat.incarnation)
         self._connections.heard(request.connection, incarnation)
         if beat.stats is not None:
-            self._tell(beat)
+            self._reporter.report(beat.island, beat.holds, beat.stats)
 
     def _unproven(self, request: Request, route: Route, island: str) -> None:
         """Audit a call that names an island without the proof of its key."""
         self._audit_log.unproven(request, route, self._role_of(request), island)
-
-    def _tell(self, beat: Heartbeat) -> None:
-        assert beat.stats is not None
-        before = self._watcher.stats.get(beat.island)
-        self._watcher.stats[beat.island] = beat.stats
-        self._report_dropped(beat.island, before, beat.stats)
-        if before is not None and _progress(before) == _progress(beat.stats):
-            return  # without progress it would only crowd out other events
-        self.events.emit(
-            "loss_reported",
-            island=beat.island,
-            round=min((holding.round for holding in beat.holds), default=0),
-            inner_steps=beat.stats.inner_steps,
-            tokens=beat.stats.tokens,
-            loss=beat.stats.loss,
-            loss_is_finite=beat.stats.loss_is_finite,
-            metrics=beat.stats.metrics,
-            **({} if before else {"version": beat.stats.version}),
-            seconds=beat.stats.seconds,
-            wait_s=beat.stats.wait_s,
-            bytes_up=beat.stats.bytes_up,
-            bytes_down=beat.stats.bytes_down,
-        )
-
-    def _report_dropped(self, island: str, before: Stats | None, now: Stats) -> None:
-        """Emit an event when an island reports more dropped work."""
-        reported = (before.dropped_steps if before else None) or 0
-        total = now.dropped_steps or 0
-        if total > reported:
-            self.events.emit(
-                "work_dropped", island=island, steps=total - reported, total_steps=total
-            )
 
     def _closed(self, tag: object) -> None:
         """Handle the close of an island's last connection."""
@@ -489,10 +458,6 @@ def _island_of(request: Request) -> str:
     """
     values = find_route(request.method, request.segments).values
     return values.get("island", request.query.get("island", ""))
-
-
-def _progress(stats: Stats) -> tuple[object, ...]:
-    return stats.inner_steps, stats.tokens, stats.loss, stats.loss_is_finite
 
 
 MAX_PER_INCARNATION = 64

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 from atoll import __version__
@@ -17,6 +17,7 @@ from atoll.coordinator.service import Service
 from atoll.coordinator.status import Watcher, status_of
 from atoll.coordinator.status_fields import cure
 from atoll.coordinator.threads import ThreadedService
+from atoll.protocol import HeldRound, Stats
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.rounds import Phase
 from atoll.telemetry import (
@@ -149,6 +150,85 @@ class LiveStatus:
                     island=finding.island,
                 )
         self._reported = by_key
+
+
+class ProgressReporter:
+    """Records the statistics of heartbeats, and reports their news as events.
+
+    Args:
+        stats: The last statistics of each island.
+    """
+
+    def __init__(self, events: EventBus, stats: MutableMapping[str, Stats]) -> None:
+        self._events, self._stats = events, stats
+
+    def report(self, island: str, holds: Sequence[HeldRound], stats: Stats) -> None:
+        """Record the statistics, and emit events for its news."""
+        before = self._stats.get(island)
+        self._stats[island] = stats
+        self._report_dropped(island, before, stats)
+        self._report_anchor(island, before, stats)
+        if before is not None and _progress(before) == _progress(stats):
+            return  # without progress it would only crowd out other events
+        self._events.emit(
+            "loss_reported",
+            island=island,
+            round=min((holding.round for holding in holds), default=0),
+            inner_steps=stats.inner_steps,
+            tokens=stats.tokens,
+            loss=stats.loss,
+            loss_is_finite=stats.loss_is_finite,
+            metrics=stats.metrics,
+            **({} if before else {"version": stats.version}),
+            seconds=stats.seconds,
+            wait_s=stats.wait_s,
+            bytes_up=stats.bytes_up,
+            bytes_down=stats.bytes_down,
+            carried=stats.carried,
+            dropped=stats.dropped,
+            **_changed(before, stats, ("machine", "up_bytes_per_s")),
+            **_changed(before, stats, ("down_bytes_per_s", "rtt_s")),
+            exchange_s=stats.exchange_s,
+            hidden_s=stats.hidden_s,
+        )
+
+    def _report_anchor(self, island: str, before: Stats | None, now: Stats) -> None:
+        """Emit an event when an island has evaluated the anchor."""
+        measured = now.anchor_round, now.anchor_metrics
+        is_new = (
+            before is None or (before.anchor_round, before.anchor_metrics) != measured
+        )
+        if is_new and now.anchor_round is not None:
+            self._events.emit(
+                "anchor_measured",
+                island=island,
+                round=now.anchor_round,
+                metrics=now.anchor_metrics or {},
+            )
+
+    def _report_dropped(self, island: str, before: Stats | None, now: Stats) -> None:
+        """Emit an event when an island reports more dropped work."""
+        reported = (before.dropped_steps if before else None) or 0
+        total = now.dropped_steps or 0
+        if total > reported:
+            self._events.emit(
+                "work_dropped", island=island, steps=total - reported, total_steps=total
+            )
+
+
+def _changed(
+    before: Stats | None, now: Stats, keys: tuple[str, ...]
+) -> dict[str, object]:
+    """Return the values that differ from those before, so that events are short."""
+    return {
+        key: getattr(now, key)
+        for key in keys
+        if before is None or getattr(before, key) != getattr(now, key)
+    }
+
+
+def _progress(stats: Stats) -> tuple[object, ...]:
+    return stats.inner_steps, stats.tokens, stats.loss, stats.loss_is_finite
 
 
 def agreement_of(state: CoordinatorState, now_s: float) -> dict[str, Any] | None:

@@ -265,6 +265,7 @@ def island_of(
         "round": min((holding.round for holding in member.holds), default=None),
         "pace_s": median(paces) if paces else None,
         "step_s": member.step_s,
+        "late_after_s": _late_after_s(state, member),
         "window": state.window_of(member.island),
         "share": verdicts.get("share") if has_weights else None,
         **ages_of(verdicts),
@@ -278,20 +279,35 @@ def island_of(
     }
 
 
+def _late_after_s(state: CoordinatorState, member: Member) -> float | None:
+    """Return how long after its opening a round still waits for an island."""
+    for round in state.rounds:
+        if round.phase is Phase.OPEN and not round.is_async:
+            late_s = round.late_at_s(member.island, state.members, state.settings)
+            return max(0.0, late_s - round.opened_s)
+    return None
+
+
 def _progress_of(stats: Stats | None) -> dict[str, Any]:
     """Return the values that an island has reported; None before it has."""
     if stats is None:
         return dict.fromkeys(_REPORTED) | {"wait_share": None}
     values = {key: getattr(stats, key) for key in _REPORTED}
     return values | {
-        "dropped_steps": stats.dropped_steps or 0,
+        **{key: getattr(stats, key) or 0 for key in _NEVER_YET},
         "wait_share": _share(stats),
     }
 
 
+_NEVER_YET = ("dropped_steps", "carried", "dropped")
+"""Counts that an island leaves out while they are 0."""
+
 _REPORTED = (
-    *("loss", "tokens", "inner_steps", "dropped_steps", "wait_s", "bytes_up"),
+    *_NEVER_YET,
+    *("loss", "tokens", "inner_steps", "wait_s", "bytes_up"),
     *("bytes_down", "version", "loss_is_finite", "metrics"),
+    *("exchange_s", "hidden_s", "up_bytes_per_s", "down_bytes_per_s", "rtt_s"),
+    *("store_usd", "machine"),
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from atoll.errors import Refused, Unreachable
 from atoll.exchange.api import (
@@ -19,13 +20,16 @@ from atoll.exchange.api import (
     parse_reply,
     to_request,
 )
-from atoll.exchange.calls import Call, OutcomeCall, Reply
+from atoll.exchange.calls import Call, HeartbeatCall, OutcomeCall, Reply
 from atoll.http import BUSY, Download, HttpClient, download
 from atoll.http import HttpReply as HttpReply
 from atoll.retry import DAMAGED_REPLY, retried
-from atoll.runtime import SystemRuntime
+from atoll.runtime import Clock, SystemRuntime
 from atoll.weights import BodyPool
 from atoll.wire.digests import view_of
+
+if TYPE_CHECKING:  # loading the adapters of stores takes time
+    from atoll.store.client import TransferMeter
 
 
 class HttpLine:
@@ -38,11 +42,14 @@ class HttpLine:
         runtime: SystemRuntime | None = None,
         headers: Mapping[str, str],
         run: str | None = None,
+        meter: TransferMeter | None = None,
     ) -> None:
         self._caller, self._run = caller, run
         self.runtime = runtime or SystemRuntime()
         self._headers = dict(headers)
         self._spare = BodyPool()
+        self._meter = meter
+
         self.proofs = Proofs()
         """Proofs of incarnations that joined here; lines to one run may share it."""
 
@@ -68,7 +75,8 @@ class HttpLine:
 
     def _ask_once(self, call: Call) -> Reply:
         sent = to_request(call, run=self._run, proof=self.proofs.of(call))
-        fetching = Download(self._into)
+        arrival = _Arrival(self.runtime, self._spare)
+        fetching, since_s = Download(arrival.buffer), self.runtime.now_s()
         try:
             reply = download(
                 lambda: self._send(sent, fetching), fetching, sleep=self.runtime.sleep
@@ -77,6 +85,11 @@ class HttpLine:
             raise _other_run(exc) from exc
         if reply.status in (401, 403):
             raise _other_run(f"it answers {reply.status}")
+        if self._meter is not None:
+            self._meter.sent(sum(len(view_of(part)) for part in sent.body), since_s)
+            self._meter.received(len(reply.body), arrival.since_s)
+            if isinstance(call, HeartbeatCall):
+                self._meter.answered(since_s)
         return parse_reply(call, reply.status, reply.headers, Incoming.of(reply.body))
 
     def _send(self, sent: EncodedRequest, fetching: Download) -> HttpReply:
@@ -92,8 +105,17 @@ class HttpLine:
             raise Unreachable("The coordinator is busy. The rest is requested again.")
         return reply
 
-    def _into(self, size: int) -> memoryview:
+
+class _Arrival:
+    """The time at which the body of a reply begins."""
+
+    def __init__(self, clock: Clock, spare: BodyPool) -> None:
+        self._clock, self._spare = clock, spare
+        self.since_s = clock.now_s()
+
+    def buffer(self, size: int) -> memoryview:
         """Return memory for a body: a reused buffer, else pages that fill on demand."""
+        self.since_s = self._clock.now_s()
         return memoryview(self._spare.body(size).data)
 
 

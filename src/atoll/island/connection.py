@@ -26,6 +26,7 @@ from atoll.http import BUSY, HttpClient, HttpReply
 from atoll.http.client import ConnectionBroken
 from atoll.island.environment import CredentialPaths
 from atoll.island.identity import connection_key
+from atoll.island.progress import LinkMeter
 from atoll.retry import LEAVE_S, NOT_UP, NOT_UP_S, retried
 from atoll.runtime import Clock, Runtime, SystemRuntime
 
@@ -48,11 +49,8 @@ class CoordinatorConnection:
     exchange: CoordinatorExchange
     info: Info
     _line: HttpLine
-
-    @property
-    def costs(self) -> Callable[[], dict[str, float]]:
-        """Requests to a coordinator have no price: no metrics."""
-        return dict
+    costs: Callable[[], dict[str, float]]
+    """Returns the measured link. Requests to a coordinator have no price."""
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
@@ -106,7 +104,8 @@ def connect(
         info.epoch,
         heartbeat_s,
     )
-    line = HttpLine(caller, runtime=runtime, headers=headers, run=info.run)
+    meter = LinkMeter(runtime)
+    line = HttpLine(caller, runtime=runtime, headers=headers, run=info.run, meter=meter)
     if key is None:
         key = connection_key(island, run=info.run, paths=paths)
     exchange = CoordinatorExchange(
@@ -115,7 +114,7 @@ def connect(
         nonce=nonce or secrets.token_bytes(16),
         heartbeat_s=heartbeat_s,
     )
-    return CoordinatorConnection(exchange, info, line)
+    return CoordinatorConnection(exchange, info, line, meter.metrics)
 
 
 def connect_read_only(
@@ -304,8 +303,8 @@ class CollectiveConnection:
         self.exchange = run.attach(self._connection.exchange)
 
     def costs(self) -> dict[str, float]:
-        """Return the traffic between the ranks, under the names that loggers see."""
-        return self._run.costs()
+        """Return the traffic between the ranks and the link, as loggers see them."""
+        return {**self._run.costs(), **self._connection.costs()}
 
     @contextmanager
     def leaving(self) -> Iterator[None]:

@@ -257,7 +257,11 @@ class Driver:
             beat = self._beat((slot.index, sealed.round))
             return self.worker.wait(sealed, self.worker.renewed(beat))
         finally:
-            self._tally.wait_s += self._runtime.now_s() - waits_from_s
+            waited_s = self._runtime.now_s() - waits_from_s
+            self._tally.wait_s += waited_s
+            if sealed.sealed_at_s is not None and sealed.held_at_s is not None:
+                seconds = sealed.held_at_s - sealed.sealed_at_s
+                self._tally.note_exchange(slot.index, seconds, waited_s=waited_s)
 
     def _adopt(
         self, slot: IslandFragment, sealed: UpdateInFlight, arrival: AppliedOutcome
@@ -366,6 +370,7 @@ class LiveWeights:
             weight=self._ledger.weight(slot),
             cursor=b"" if is_awaited else self._ledger.cursor(slot),
             arrival=self._runtime.future(),
+            sealed_at_s=None if is_awaited else self._runtime.now_s(),
             is_awaited=is_awaited,
         )
 

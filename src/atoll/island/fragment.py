@@ -53,6 +53,12 @@ class UpdateInFlight:
     """The number by which the island's memory finds its buffers."""
 
     arrival: Future[AppliedOutcome | FragmentsWanted]
+    sealed_at_s: float | None = None
+    """None: an earlier incarnation has sealed it."""
+
+    held_at_s: float | None = None
+    """When its outcome was applied."""
+
     summoned: set[tuple[int, int]] = field(default_factory=set)
     """Fragments and rounds that the run has requested while the island waited."""
 

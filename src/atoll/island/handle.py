@@ -41,7 +41,8 @@ class TrainedIsland(ABC):
         self._on_end = on_end
         self._termination = Termination()
         handle.end_when(lambda: self._termination.is_asked)
-        self._is_evaluating = self._is_asked_to_save = False
+        self._is_asked_to_save = False
+        self._evaluated_round: int | None = None
 
     @property
     def name(self) -> str:
@@ -130,9 +131,14 @@ class TrainedIsland(ABC):
 
         Call it once per inner step, before the step is counted. Each rank of an island
         reports its own: tokens of ranks with different data are added up, and metrics
-        are the leader's.
+        are the leader's. Inside `evaluating()` the metrics are those of the anchor, and
+        the loss is its `eval_loss`: nothing is counted.
         """
         plain = {name: self._detached(value) for name, value in metrics.items()}
+        if self._evaluated_round is not None:
+            loss = self._detached(loss)
+            self._handle.tally.note_anchor(self._evaluated_round, loss, plain)
+            return
         self._handle.tally.note_report(
             tokens, self._detached(loss), plain, count=self._token_count
         )
@@ -271,7 +277,7 @@ class TrainedIsland(ABC):
             keeping.abandon() if is_broken else keeping.close()
 
     def _require_local(self) -> None:
-        if self._is_evaluating:
+        if self._evaluated_round is not None:
             raise UsageError(
                 f"{self._anchor_is_shown} "
                 "Leave the evaluating() block before training, syncing or leaving."

@@ -1,4 +1,4 @@
-"""The progress of an island: counters, pace, the work in each update, the run's clock.
+"""The progress of an island: counters, pace, link, the work in each update, the clock.
 
 Counters are for loggers and for the headers of updates. The step timer measures the
 pace, by which the run sets the island's window. The ledger assigns inner steps and
@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import statistics
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from atoll.island.fragment import IslandFragment, UpdateInFlight
 from atoll.island.saved_state import AppliedOutcome
 from atoll.protocol import JoinReply, Position, Stats, WorkDecision
 from atoll.protocol.island import CARRIED_ROUNDS
+from atoll.runtime import Clock
 from atoll.settings import SyncSection
 from atoll.wire import Verdict, blake3_digest
 
@@ -71,12 +73,24 @@ class IslandCounters:
     """Tokens and loss of the first reports, not converted."""
 
     costs: Callable[[], Mapping[str, Number]] = dict
-    """Returns the costs of the connection to the run, as metrics."""
+    """Returns the costs of the connection to the run and its link, as metrics."""
+
+    exchanges: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By fragment: seconds of the last exchange, and of training meanwhile."""
+
+    evaluated: tuple[int, dict[str, SupportsFloat]] | None = None
+    """The last evaluated round, and the metrics of its anchor, not converted."""
+
+    machine: str = ""
+    """Devices and framework, as the front end describes them."""
 
     def stats(self, seconds: float) -> Stats:
         """Return the statistics for status displays, `seconds` after the join."""
         loss = self._loss()
         is_finite = None if loss is None else math.isfinite(loss)
+        costs, exchanges = self.costs(), list(self.exchanges.values())
+        anchor_round, measured = self.evaluated or (None, {})
+        anchor_metrics = sent_metrics(measured, max_bytes=MAX_ANCHOR_METRICS_BYTES)
         return Stats(
             version=__version__,
             seconds=seconds,
@@ -90,7 +104,31 @@ class IslandCounters:
             bytes_down=self.bytes_down,
             first_batch=self.began_with(),
             dropped_steps=self.dropped_steps or None,
+            anchor_metrics=anchor_metrics or None,
+            anchor_round=anchor_round if anchor_metrics else None,
+            exchange_s=_four(sum(row[0] for row in exchanges) if exchanges else None),
+            hidden_s=_four(sum(row[1] for row in exchanges) if exchanges else None),
+            up_bytes_per_s=_four(costs.get("atoll/up_bytes_per_s")),
+            down_bytes_per_s=_four(costs.get("atoll/down_bytes_per_s")),
+            rtt_s=_four(costs.get("atoll/rtt_s")),
+            carried=self.carried or None,
+            dropped=self.dropped or None,
+            store_usd=_four(costs.get("atoll/store_usd")),
+            machine=_short_machine(self.machine),
         )
+
+    def note_exchange(self, fragment: int, seconds: float, *, waited_s: float) -> None:
+        """Store how long an exchange took, and how long training waited for it."""
+        self.exchanges[fragment] = seconds, max(0.0, seconds - waited_s)
+
+    def note_anchor(self, round: int, loss: Any, metrics: Mapping[str, Any]) -> None:
+        """Add to the metrics of the anchor of a round, not converted."""
+        values: dict[str, SupportsFloat] = {}
+        if self.evaluated is not None and self.evaluated[0] == round:
+            values |= self.evaluated[1]
+        if loss is not None:
+            values["eval_loss"] = loss
+        self.evaluated = round, {**values, **metrics}
 
     def note_report(
         self, tokens: int, loss: Any, metrics: Mapping[str, Any], *, count: str
@@ -158,17 +196,32 @@ class IslandCounters:
 
 
 MAX_METRICS, MAX_METRIC_NAME_BYTES = 16, 64
-MAX_METRICS_BYTES = 600
+MAX_METRICS_BYTES, MAX_ANCHOR_METRICS_BYTES = 280, 100
 """Size of the metrics in a heartbeat, as JSON."""
 
+MAX_MACHINE_BYTES = 64
 
-def sent_metrics(reported: Mapping[str, Any]) -> dict[str, float]:
+
+def _four(value: Number | None) -> float | None:
+    """Return a measured number with four digits, so that heartbeats are small."""
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _short_machine(machine: str) -> str | None:
+    # Names of devices are ASCII; anything else might not fit into the limit.
+    plain = machine.encode("ascii", "replace").decode()
+    return plain[:MAX_MACHINE_BYTES] or None
+
+
+def sent_metrics(
+    reported: Mapping[str, Any], *, max_bytes: int = MAX_METRICS_BYTES
+) -> dict[str, float]:
     """Return the first finite metrics besides the loss, as many as a heartbeat takes.
 
     With six significant digits. This may wait for a device.
     """
     metrics: dict[str, float] = {}
-    bytes_left = MAX_METRICS_BYTES
+    bytes_left = max_bytes
     for name, value in reported.items():
         number = _number_of(value)
         bytes_left -= len(json.dumps([name, number])) + 2
@@ -235,6 +288,57 @@ def window_of(window: int, sync: SyncSection) -> int:
     0 stands for those of the schedule, and no island makes more.
     """
     return min(window or sync.sync_every, sync.sync_every)
+
+
+MIN_BYTES = 256 * 1024
+"""In smaller bodies latency outweighs bandwidth."""
+
+TRANSFERS = 16
+"""Transfers whose median is the rate."""
+
+
+class LinkMeter:
+    """Measures the link to the run by its transfers. Thread-safe.
+
+    The time of an upload includes the reply; that of a download begins with its first
+    byte, so that a long poll is no slow link.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._by_name: dict[str, deque[float]] = {}
+
+    def now_s(self) -> float:
+        return self._clock.now_s()
+
+    def sent(self, size_bytes: int, since_s: float) -> None:
+        """Note an upload that began at `since_s` and is complete now."""
+        self._note_rate("atoll/up_bytes_per_s", size_bytes, since_s)
+
+    def received(self, size_bytes: int, since_s: float) -> None:
+        """Note a download whose first byte came at `since_s`."""
+        self._note_rate("atoll/down_bytes_per_s", size_bytes, since_s)
+
+    def answered(self, since_s: float) -> None:
+        """Note the reply to a small request that was sent at `since_s`."""
+        self._note("atoll/rtt_s", self.now_s() - since_s)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the medians that are known, under the names that loggers see."""
+        with self._lock:
+            return {
+                name: statistics.median(values)
+                for name, values in self._by_name.items()
+            }
+
+    def _note_rate(self, name: str, size_bytes: int, since_s: float) -> None:
+        seconds = self.now_s() - since_s
+        if size_bytes >= MIN_BYTES and seconds > 0.0:
+            self._note(name, size_bytes / seconds)
+
+    def _note(self, name: str, value: float) -> None:
+        with self._lock:
+            self._by_name.setdefault(name, deque(maxlen=TRANSFERS)).append(value)
 
 
 log = logging.getLogger("atoll")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.view import BEAT_S, LEASE_S
 from atoll.island.environment import CredentialPaths
 from atoll.island.identity import connection_key
+from atoll.island.progress import LinkMeter
 from atoll.retry import LEAVE_S, STORE_OUTAGE
 from atoll.runtime import Clock, SystemRuntime
 
@@ -27,7 +29,8 @@ class RetriedStore:
     """A store whose failed requests are retried, and whose requests are counted."""
 
     def __init__(self, url: str, runtime: SystemRuntime) -> None:
-        self.counted = store.CountedStore(store.open_store(url))
+        self._meter = LinkMeter(runtime)
+        self.counted = store.CountedStore(store.open_store(url), meter=self._meter)
         self._patient = store.RetryingStore(self.counted, sleep=runtime.sleep)
         self.store = store.RangedStore(store.ProbedStore(self._patient))
 
@@ -36,9 +39,10 @@ class RetriedStore:
         self._patient.policy = STORE_OUTAGE
 
     def costs(self) -> dict[str, float]:
-        """Return the requests and bytes, under the names that loggers see."""
+        """Return requests, bytes and the link, under the names that loggers see."""
         requests = self.counted.requests
         return {
+            **self._meter.metrics(),
             "atoll/store_requests": requests.total,
             "atoll/store_bytes_up": requests.bytes_up,
             "atoll/store_bytes_down": requests.bytes_down,
@@ -118,7 +122,9 @@ def connect_store(
         key = connection_key(island, run=reader.run, paths=paths)
     nonce = nonce or secrets.token_bytes(16)
     reliable.use_long_retries()
-    exchange = StoreExchange(reader, key=key, nonce=nonce, beat_s=beat_s)
+    exchange = StoreExchange(
+        reader, key=key, nonce=nonce, beat_s=beat_s, unix_s=time.time
+    )
     return StoreConnection(exchange, reliable, runtime)
 
 

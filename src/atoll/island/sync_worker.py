@@ -267,6 +267,7 @@ class SyncWorker:
         self._receipts.take_rest(slot, sealed, book)
         with slot.turn:
             receipt = sealed.receipt
+            sealed.held_at_s = self._runtime.now_s()
             sealed.arrival.set_result(receipt)
         if receipt.position is not None:
             for fragment in receipt.position.lost:
@@ -441,6 +442,7 @@ class SyncWorker:
                 self._apply_or_fetch(slot, outcomes)
             self._memory.settle(slot, sealed, residual)
             judge_held_back(self._memory, slot, first, island=self._joined.island)
+            sealed.held_at_s = self._runtime.now_s()
             sealed.arrival.set_result(
                 AppliedOutcome(
                     decision=decision,

@@ -137,6 +137,9 @@ class Island(TrainedIsland, Generic[P]):
         super().__init__(host, on_end=on_end, keeping=keeping)
         self._host, self._view, self._optimizer = host, view, optimizer
         self._has_begun = self._has_stepped = False
+        devices = jax.local_devices()
+        kind = devices[0].device_kind
+        host.tally.machine = f"{len(devices)} x {kind}, jax {jax.__version__}"
 
     @property
     def params(self) -> P:
@@ -200,11 +203,11 @@ class Island(TrainedIsland, Generic[P]):
         self._require_local()
         read = [self._host.read_anchor(slot.index) for slot in self._host.slots]
         params: P = self._view.tree_of([flat for flat, _ in read])
-        self._is_evaluating = True
+        self._evaluated_round = min(round for _, round in read)
         try:
-            yield Evaluation(round=min(round for _, round in read), params=params)
+            yield Evaluation(round=self._evaluated_round, params=params)
         finally:
-            self._is_evaluating = False
+            self._evaluated_round = None
 
     def _is_torn(self) -> bool:
         return self._view.was_donated

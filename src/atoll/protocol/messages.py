@@ -183,6 +183,33 @@ class Stats:
     metrics: Mapping[str, float] | None = None
     """Other metrics that the loop reported last, finite ones."""
 
+    anchor_metrics: Mapping[str, float] | None = None
+    """Metrics of the anchor of `anchor_round`, as last evaluated."""
+
+    anchor_round: int | None = None
+    exchange_s: float | None = None
+    """From seal to outcome, of the last exchange of each fragment, summed."""
+
+    hidden_s: float | None = None
+    """The part of it in which the island trained."""
+
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
+    rtt_s: float | None = None
+    """The round trip to the run."""
+
+    carried: int | None = None
+    """Updates that missed a round and were carried into the next."""
+
+    dropped: int | None = None
+    """Updates that were dropped after too many missed rounds."""
+
+    store_usd: float | None = None
+    """The price of its requests to a store."""
+
+    machine: str | None = None
+    """Its devices and its framework."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:

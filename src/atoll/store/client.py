@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from atoll.errors import Unreachable, UsageError
 from atoll.retry import STORE_REQUEST, RetryPolicy, retried
@@ -333,15 +333,33 @@ class RequestCounts:
         )
 
 
+SMALL_BYTES = 4096
+"""A put of at most this size measures the round trip."""
+
+
+class TransferMeter(Protocol):
+    """Measures transfers that began at `since_s` and are complete at the call."""
+
+    def now_s(self) -> float: ...
+
+    def sent(self, size_bytes: int, since_s: float) -> None: ...
+
+    def received(self, size_bytes: int, since_s: float) -> None: ...
+
+    def answered(self, since_s: float) -> None: ...
+
+
 class CountedStore:
     """Counts the requests to another store. Implements `Store`.
 
     A request counts when it is sent, even if it fails: a cloud charges for requests
-    that it refuses.
+    that it refuses. With `meter` their times are measured as well.
     """
 
-    def __init__(self, store: base.Store) -> None:
-        self._store = store
+    def __init__(
+        self, store: base.Store, *, meter: TransferMeter | None = None
+    ) -> None:
+        self._store, self._meter = store, meter
         self._lock = threading.Lock()
         self._requests = RequestCounts()
 
@@ -356,17 +374,25 @@ class CountedStore:
             return self._requests
 
     def put_new(self, key: str, parts: Sequence[base.Data]) -> bool:
-        self._add(puts=1, bytes_up=base.size_of(parts))
-        return self._store.put_new(key, parts)
+        size_bytes, since_s = base.size_of(parts), self._now_s()
+        self._add(puts=1, bytes_up=size_bytes)
+        is_new = self._store.put_new(key, parts)
+        self._measure_put(size_bytes, since_s)
+        return is_new
 
     def put(self, key: str, parts: Sequence[base.Data]) -> None:
-        self._add(puts=1, bytes_up=base.size_of(parts))
+        size_bytes, since_s = base.size_of(parts), self._now_s()
+        self._add(puts=1, bytes_up=size_bytes)
         self._store.put(key, parts)
+        self._measure_put(size_bytes, since_s)
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
+        since_s = self._now_s()
         self._add(gets=1)
         content = self._store.get(key, first, size)
         self._add(bytes_down=len(content))
+        if self._meter is not None:
+            self._meter.received(len(content), since_s)
         return content
 
     def items(self, prefix: str) -> list[base.Item]:
@@ -379,6 +405,15 @@ class CountedStore:
         all_keys = list(keys)
         self._add(removes=-(-len(all_keys) // PAGE))
         self._store.remove(all_keys)
+
+    def _now_s(self) -> float:
+        return 0.0 if self._meter is None else self._meter.now_s()
+
+    def _measure_put(self, size_bytes: int, since_s: float) -> None:
+        if self._meter is not None:
+            self._meter.sent(size_bytes, since_s)
+            if size_bytes <= SMALL_BYTES:
+                self._meter.answered(since_s)
 
     def _add(self, **counts: int) -> None:
         with self._lock:

@@ -522,6 +522,38 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
                 ),
                 "bytes_up": ValueKind.INTEGER.optional("bytes it has sent"),
                 "bytes_down": ValueKind.INTEGER.optional("bytes it has received"),
+                "carried": ValueKind.INTEGER.optional(
+                    "its updates that were carried into the next round; absent: none"
+                ),
+                "dropped": ValueKind.INTEGER.optional(
+                    "its updates that were dropped; absent: none"
+                ),
+                "exchange_s": ValueKind.NUMBER.optional(
+                    "time from seal to outcome, of the last exchange of each fragment"
+                ),
+                "hidden_s": ValueKind.NUMBER.optional(
+                    "the part of it in which it trained"
+                ),
+                "up_bytes_per_s": ValueKind.NUMBER.optional(
+                    "rate of its uploads; absent: as before"
+                ),
+                "down_bytes_per_s": ValueKind.NUMBER.optional(
+                    "rate of its downloads; absent: as before"
+                ),
+                "rtt_s": ValueKind.NUMBER.optional(
+                    "round trip to the run; absent: as before"
+                ),
+                "machine": ValueKind.TEXT.optional(
+                    "its devices and framework; absent: as before"
+                ),
+            },
+        ),
+        "anchor_measured": EventKind(
+            "An island has evaluated the anchor: what it reported in `evaluating()`.",
+            {
+                "island": ISLAND,
+                "round": ValueKind.INTEGER.field("the round of the anchor"),
+                "metrics": ValueKind.NUMBERS.field("its metrics"),
             },
         ),
         "work_dropped": EventKind(

@@ -50,6 +50,14 @@ class IslandPast:
     bytes_down: int | None = None
     dropped_steps: int | None = None
     dropped_unix_s: float | None = None
+    carried: int | None = None
+    dropped: int | None = None
+    exchange_s: float | None = None
+    hidden_s: float | None = None
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
+    rtt_s: float | None = None
+    machine: str | None = None
     step_s: float | None = None
     window: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)

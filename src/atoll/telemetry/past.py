@@ -13,12 +13,13 @@ as not reported, and nothing raises.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from atoll.telemetry.curves import (
@@ -38,7 +39,7 @@ from atoll.telemetry.curves import (
 from atoll.telemetry.events import Event, EventReader
 from atoll.telemetry.island_past import RESET, IslandPast, milliseconds
 
-VERSION = 1
+VERSION = 2
 MAX_ISLANDS = 1024
 """Islands with a past; beyond it the one that left first is forgotten."""
 
@@ -87,6 +88,23 @@ class RunTotals:
     """Of each island: tokens, seconds and wait_s."""
 
 
+ROUND_BOUNDS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+
+
+@dataclass
+class RoundTimes:
+    """Durations of the rounds of one fragment, as a histogram."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(ROUND_BOUNDS_S) + 1))
+    """Rounds up to each bound and above the one before; last, those beyond all."""
+
+    sum_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect.bisect_left(ROUND_BOUNDS_S, seconds)] += 1
+        self.sum_s += milliseconds(seconds)
+
+
 class Past:
     """The past of one run. For one thread."""
 
@@ -117,6 +135,9 @@ class Past:
         """Whether the process before it has ended in an orderly way."""
 
         self.commit_unix_s: float | None = None
+        self.round_seconds: dict[int, RoundTimes] = {}
+        """By fragment: the durations of all its rounds."""
+
         self.tokens: int | None = None
         self.num_fragments = 0
         self.rounds_by_fragment: dict[int, int] = {}
@@ -283,6 +304,10 @@ class Past:
             "ticked_unix_s": max(self._ticked_unix_s, 0.0),
             "has_news": self._has_news,
             "rounds_by_fragment": list(self.rounds_by_fragment.items()),
+            "round_seconds": [
+                [fragment, times.counts, times.sum_s]
+                for fragment, times in self.round_seconds.items()
+            ],
             "slots": list(self.slots.items()),
             "round_ends": list(self.round_ends),
             "round_losses": list(self.round_losses),
@@ -333,6 +358,11 @@ class Past:
         self.rounds_by_fragment = {
             int(key): int(n) for key, n in _pairs(head, "rounds_by_fragment")
         }
+        for fragment, counts, sum_s in head["round_seconds"]:
+            times = RoundTimes([int(count) for count in counts], float(sum_s))
+            if len(times.counts) != len(ROUND_BOUNDS_S) + 1:
+                raise ValueError("the histogram has other bounds")
+            self.round_seconds[int(fragment)] = times
         self.slots = {int(key): str(name) for key, name in _pairs(head, "slots")}
         self.open = {int(key): dict(row) for key, row in _pairs(head, "open")}
         self.round_ends.extend(map(float, head["round_ends"]))
@@ -496,6 +526,9 @@ def _committed(past: Past, event: EventReader) -> None:
     while len(past.rounds) > max_rounds:
         past.rounds.popleft()
     past.commit_unix_s = event.at_unix_s
+    seconds = event.number("seconds")
+    if seconds is not None:
+        past.round_seconds.setdefault(fragment, RoundTimes()).add(seconds)
     tokens = event.whole("tokens")
     past.tokens = past.tokens if tokens is None else tokens
     past._has_news = True
@@ -542,6 +575,9 @@ def _late(past: Past, event: EventReader) -> None:
         island.last_verdict = "late"
 
 
+LINK = ("exchange_s", "hidden_s", "up_bytes_per_s", "down_bytes_per_s", "rtt_s")
+
+
 def _reported(past: Past, event: EventReader) -> None:
     name = event.text("island")
     if name is None:
@@ -555,6 +591,12 @@ def _reported(past: Past, event: EventReader) -> None:
         seconds = event.number(key)
         if seconds is not None:
             setattr(island, key, seconds)
+    for key in LINK:
+        if (value_now := event.number(key)) is not None:
+            setattr(island, key, value_now)
+    island.carried = event.whole("carried") or 0
+    island.dropped = event.whole("dropped") or 0
+    island.machine = event.text("machine") or island.machine
     island.version = event.text("version") or island.version
     _take_loss(island, event)
     metrics = event.numbers("metrics").items()

@@ -7,6 +7,7 @@ Rule 3: names that end with `_total` are counters and only grow; others are gaug
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,9 @@ RUN_STATES = (
     "ended",
 )
 ISLAND_STATES = ("live", "silent", "left")
+
+HISTOGRAM = "upto"
+"""The key of pairs of a bound and the number of values up to it."""
 
 Status = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -52,6 +56,8 @@ class Metric:
 
     @property
     def type(self) -> str:
+        if self.key == HISTOGRAM:
+            return "histogram"
         return "counter" if self.name.endswith("_total") else "gauge"
 
     @property
@@ -78,11 +84,25 @@ def render(status: Status, counters: Counters) -> str:
 
 def _lines(metric: Metric, status: Status, counters: Counters) -> Iterator[str]:
     rows = metric.per.rows(status, counters)
+    if metric.type == "histogram":
+        for row in rows:
+            yield from _histogram(metric, row)
+        return
     # Prometheus rejects a page with a duplicate sample: keep the last one.
     samples = {_labelled(metric.labels, row): row[metric.key] for row in rows}
     for labels, value in samples.items():
         if value is not None:
             yield f"{metric.name}{labels} {_number(value)}"
+
+
+def _histogram(metric: Metric, row: Row) -> Iterator[str]:
+    labels = (*metric.labels, "le")
+    for bound, count in [*row[HISTOGRAM], (math.inf, row["count"])]:
+        le = "+Inf" if math.isinf(bound) else f"{bound:g}"
+        yield f"{metric.name}_bucket{_labelled(labels, {**row, 'le': le})} {count}"
+    labelled = _labelled(metric.labels, row)
+    yield f"{metric.name}_sum{labelled} {_number(row['sum_s'])}"
+    yield f"{metric.name}_count{labelled} {row['count']}"
 
 
 def _labelled(labels: tuple[str, ...], row: Row) -> str:
@@ -115,6 +135,7 @@ def _run(status: Status, _: Counters) -> Iterator[Row]:
         "awaited": len({wait["island"] for wait in waits}),
         "longest_wait_s": max((wait["since_s"] for wait in waits), default=0.0),
         "damaged": len(status["damage"]),
+        "disk_free_bytes": (status.get("disk") or {}).get("free_bytes"),
     }
 
 
@@ -144,7 +165,17 @@ def _data_rows(status: Status, _: Counters) -> Iterator[Row]:
 
 def _fragments(status: Status, _: Counters) -> Iterator[Row]:
     for fragment, number in enumerate(status["rounds"]):
-        yield {"fragment": fragment, "number": number}
+        yield {"fragment": fragment, "number": number, "commits": number - 1}
+
+
+def _round_seconds(status: Status, _: Counters) -> Iterable[Row]:
+    rows: Iterable[Row] = status.get("round_seconds", ())
+    return rows
+
+
+def _anchor_metrics(status: Status, _: Counters) -> Iterator[Row]:
+    for name, row in (status.get("anchor_metrics") or {}).items():
+        yield {"name": name, "value": row["value"]}
 
 
 def _island_states(status: Status, _: Counters) -> Iterator[Row]:
@@ -193,7 +224,11 @@ def _dropped(_: Status, counters: Counters) -> Iterator[Row]:
         yield {"sink": sink, "count": count}
 
 
-_ISLAND_RATES = ("loss_is_finite", "utilisation", "tokens_per_s", "deaths")
+_ISLAND_RATES = (
+    *("loss_is_finite", "utilisation", "tokens_per_s", "deaths", "late_after_s"),
+    *("carried", "dropped", "exchange_s", "hidden_s", "up_bytes_per_s"),
+    *("down_bytes_per_s", "rtt_s", "store_usd"),
+)
 """Keys that the status of an older coordinator, or of a run in a store, lacks."""
 
 # By sample set: name, key in the status, description.
@@ -230,6 +265,7 @@ _ROWS: Mapping[SampleSet, tuple[tuple[str, str, str], ...]] = {
         ("bytes_in_total", "bytes_in", "Bytes received."),
         ("bytes_out_total", "bytes_out", "Bytes sent."),
         ("damage", "damaged", "Damaged parts of the journal."),
+        ("disk_free_bytes", "disk_free_bytes", "Free bytes on the journal's disk."),
     ),
     SampleSet((), _connections): (
         ("connections", "open", "Open connections."),
@@ -248,6 +284,10 @@ _ROWS: Mapping[SampleSet, tuple[tuple[str, str, str], ...]] = {
     ),
     SampleSet(("fragment",), _fragments): (
         ("open_round", "number", "The open round of a fragment."),
+        ("commits_total", "commits", "Committed rounds of a fragment."),
+    ),
+    SampleSet(("fragment",), _round_seconds): (
+        ("round_seconds", HISTOGRAM, "Duration of the rounds of a fragment."),
     ),
     SampleSet(("fragment",), _recent): (
         ("last_round_counted", "counted", "Updates that counted in the last round."),
@@ -285,9 +325,21 @@ _ROWS: Mapping[SampleSet, tuple[tuple[str, str, str], ...]] = {
         ("island_counted_total", "counted", "Its updates that counted."),
         ("island_late_total", "late", "Rounds that it was late for."),
         ("island_refused_total", "refused", "Its updates that were refused."),
+        ("island_carried_total", "carried", "Its updates carried into a next round."),
+        ("island_dropped_total", "dropped", "Its updates that were dropped."),
+        ("island_late_after_seconds", "late_after_s", "When a round gives it up."),
+        ("island_exchange_seconds", "exchange_s", "From seal to outcome."),
+        ("island_hidden_seconds", "hidden_s", "The part in which it trained."),
+        ("island_up_bytes_per_second", "up_bytes_per_s", "Rate of its uploads."),
+        ("island_down_bytes_per_second", "down_bytes_per_s", "Rate of its downloads."),
+        ("island_rtt_seconds", "rtt_s", "Round trip to the run."),
+        ("island_store_usd_total", "store_usd", "Price of its requests to a store."),
     ),
     SampleSet(("island", "name"), _own_metrics): (
         ("island_metric", "value", "A metric that its training loop reports."),
+    ),
+    SampleSet(("name",), _anchor_metrics): (
+        ("anchor_metric", "value", "A metric of the anchor, as last evaluated."),
     ),
     SampleSet(("severity",), _findings): (
         ("findings", "count", "Findings of a severity."),

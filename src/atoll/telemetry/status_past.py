@@ -9,10 +9,11 @@ start is not blamed for days.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 from atoll.telemetry.island_past import IslandPast
-from atoll.telemetry.past import Past, RunTotals
+from atoll.telemetry.past import LINK, ROUND_BOUNDS_S, Past, RunTotals
 
 MIN_ROUNDS = 5
 """Rounds of the run before its end is estimated."""
@@ -21,7 +22,8 @@ COUNTS = ("counted", "late", "refused")
 REPORTED = (
     *("round", "loss", "loss_is_finite", "tokens", "inner_steps", "dropped_steps"),
     *("wait_s", "bytes_up", "bytes_down", "version", "step_s"),
-    *("last_verdict", "refused_because", "metrics"),
+    *("last_verdict", "refused_because", "metrics", "carried", "dropped", "machine"),
+    *LINK,
 )
 """Keys of an island's row that are taken from the past if this process has none."""
 
@@ -58,10 +60,40 @@ def with_past(
         "past_from_unix_s": past.first_unix_s if past else None,
         "process": past.process if past else None,
         "starts": past.starts if past else None,
+        "epochs": past.epochs if past else None,
+        "round_seconds": _round_seconds(past) if past else [],
+        "anchor_metrics": _anchor_metrics(past) if past else {},
     }
     mean = document["stall_share_mean"]
     document["utilisation"] = None if mean is None else 1.0 - mean
     return document | _end(document, past, now_unix_s)
+
+
+def _round_seconds(past: Past) -> list[dict[str, Any]]:
+    """Return a histogram for each fragment: rounds up to each bound, and all."""
+    return [
+        {
+            "fragment": fragment,
+            "upto": [
+                [bound, count]
+                for bound, count in zip(
+                    ROUND_BOUNDS_S, accumulate(times.counts), strict=False
+                )
+            ],
+            "count": sum(times.counts),
+            "sum_s": round(times.sum_s, 3),
+        }
+        for fragment, times in sorted(past.round_seconds.items())
+    ]
+
+
+def _anchor_metrics(past: Past) -> dict[str, dict[str, float]]:
+    """Return the last measurement of the anchor by its name."""
+    return {
+        name: {"round": points[-1][0], "value": points[-1][1]}
+        for name, points in past.anchor.items()
+        if points
+    }
 
 
 def _island(

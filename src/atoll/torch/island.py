@@ -61,6 +61,7 @@ class Island(TrainedIsland):
     ) -> None:
         super().__init__(handle, on_end=on_end, keeping=keeping)
         self._weights, self._modules = weights, modules
+        handle.tally.machine = _machine_of(modules)
         self._has_checked_schedule = False
         """Whether the schedule of the learning rate has been checked."""
 
@@ -112,20 +113,20 @@ class Island(TrainedIsland):
         With overlap the anchor may be a round ahead of the local weights.
         """
         self._require_local()
-        self._is_evaluating = True
         parts = [part for module in self._modules for part in module.modules()]
         modes = [(part, part.training) for part in parts]
         buffers = [(b, b.clone()) for module in self._modules for b in module.buffers()]
         local = self._weights.keep_local()
         try:
-            yield Evaluation(round=self._weights.load_anchor())
+            self._evaluated_round = self._weights.load_anchor()
+            yield Evaluation(round=self._evaluated_round)
         finally:
             for buffer, saved in buffers:
                 buffer.copy_(saved)
             self._weights.restore_local(local)
             for module, is_training in modes:
                 module.training = is_training
-            self._is_evaluating = False
+            self._evaluated_round = None
 
     def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self._finish_saving()
@@ -245,3 +246,12 @@ def _length_of_lambdas(lambdas: Iterable[object]) -> int | None:
             if all(name in arguments for name in names):
                 return sum(int(arguments[name]) for name in names)
     return None
+
+
+def _machine_of(modules: Sequence[torch.nn.Module]) -> str:
+    """Return the device of a model and the version of torch, without a device sync."""
+    parameters = (p for module in modules for p in module.parameters())
+    device = next((p.device for p in parameters), torch.device("cpu"))
+    is_cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if is_cuda else device.type
+    return f"{name}, torch {torch.__version__}"

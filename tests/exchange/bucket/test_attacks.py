@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -96,14 +96,14 @@ class Beach:
         self.run = make_run(self.store, settings or plain_settings(**run), url=URL).run
         self.lives = 0
 
-    def attach(self, key: str, **more: int) -> tuple[StoreExchange, Hooked]:
+    def attach(self, key: str, **more: Any) -> tuple[StoreExchange, Hooked]:
         store = Hooked(self.store)
         reader = BucketReader.open(store, self.time, url=URL)
         self.lives += 1
         nonce = self.lives.to_bytes(16, "little")
         return StoreExchange(reader, key=key.encode(), nonce=nonce, **more), store
 
-    def join(self, name: str, **more: int) -> tuple[StoreExchange, Hooked, JoinReply]:
+    def join(self, name: str, **more: Any) -> tuple[StoreExchange, Hooked, JoinReply]:
         exchange, store = self.attach(name, **more)
         return exchange, store, enter(exchange, name)
 

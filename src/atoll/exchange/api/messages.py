@@ -175,7 +175,9 @@ HOLDINGS = listed(HOLDING, max_items=MAX_FRAGMENTS)
 # Statistics are added up over islands: sums must stay finite and readable.
 _SHOWN = integer(0, _SIZE_MAX)
 _SECONDS = number(0.0, 2.0**40)
+_RATE = number(0.0, 2.0**60)
 WINDOW = integer(1, 2**31 - 1)
+MAX_MACHINE_BYTES = 80
 
 MAX_METRICS, MAX_METRIC_NAME_BYTES = 16, 64
 _METRIC_VALUES = LANGUAGE.mapping(number(-sys.float_info.max))
@@ -211,6 +213,17 @@ STATS = table(
         "dropped_steps": integer(1, _SIZE_MAX),
         "loss_is_finite": FLAG,
         "metrics": METRICS,
+        "anchor_metrics": METRICS,
+        "anchor_round": _SHOWN,
+        "exchange_s": _SECONDS,
+        "hidden_s": _SECONDS,
+        "up_bytes_per_s": _RATE,
+        "down_bytes_per_s": _RATE,
+        "rtt_s": _SECONDS,
+        "carried": integer(1, _SIZE_MAX),
+        "dropped": integer(1, _SIZE_MAX),
+        "store_usd": _SECONDS,
+        "machine": text(MAX_MACHINE_BYTES),
     },
 )
 

@@ -36,6 +36,7 @@ from atoll.exchange.bucket import documents, keys, means
 from atoll.exchange.bucket.create import BucketFounder
 from atoll.exchange.bucket.member import WATCH_S, LateUpdates, MemberEntry, MemberLease
 from atoll.exchange.bucket.outcomes import Outcomes
+from atoll.exchange.bucket.own_past import OwnPastWriter
 from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.states import STATE_ROUNDS, States
 from atoll.exchange.bucket.view import BEAT_S, RunView
@@ -50,7 +51,10 @@ log = logging.getLogger("atoll")
 
 
 class StoreExchange:
-    """An `Exchange` for one incarnation of one island."""
+    """An `Exchange` for one incarnation of one island.
+
+    With `unix_s`, which returns the Unix time, it puts the island's past.
+    """
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class StoreExchange:
         nonce: bytes,
         beat_s: float = BEAT_S,
         state_rounds: int = STATE_ROUNDS,
+        unix_s: Callable[[], float] | None = None,
     ) -> None:
         self._reader, self._beat_s = reader, beat_s
         reader.stops_for_moves = True
@@ -68,6 +73,8 @@ class StoreExchange:
         self._states = States(reader, self._outcomes, every_rounds=state_rounds)
         self._lease = MemberLease(reader)
         self._lease.wants = self._outcomes.wants
+        if unix_s is not None:
+            self._lease.past = OwnPastWriter(self._store, unix_s)
         self._closer = RoundCloser(reader, self._states)
         self._entry = MemberEntry(reader, self._states, key=key, nonce=nonce)
         self._request: protocol.JoinRequest | None = None

@@ -9,6 +9,7 @@
     control/<number>                  commands of operators, in order
     slots/<number>                    the name of the island that has the slot
     members/<slug>.<incarnation>      overwritten by each heartbeat of the incarnation
+    past/<slug>.<incarnation>         how its training went, for people
     rounds/<fragment>/<round>/up/<slug>.<incarnation>     an update, in one object
     arrivals/<fragment>/<slug>.<incarnation>.<label>      one of an asynchronous run
     rounds/<fragment>/<round>/roster                      put once: the round is closed
@@ -30,7 +31,7 @@ from atoll.wire import blake3_digest
 SETTINGS, RUN = "settings/0", "run.json"
 MEMBERS, CONTROL, SLOTS, STATES = "members/", "control/", "slots/", "states/"
 COMPLETE = "complete"
-CODE, ARRIVALS = "code/", "arrivals/"
+CODE, ARRIVALS, PAST = "code/", "arrivals/", "past/"
 
 _SLUG_BYTES = 40
 _OTHERS = re.compile("[^a-z0-9-]+")
@@ -83,6 +84,11 @@ def _is_number(digits: str) -> bool:
 def member(island: str, incarnation: int) -> str:
     """Return the key of an incarnation's member document."""
     return f"{MEMBERS}{IncarnationKey(slug(island), incarnation)}"
+
+
+def past(island: str, incarnation: int) -> str:
+    """Return the key of an incarnation's own past."""
+    return f"{PAST}{IncarnationKey(slug(island), incarnation)}"
 
 
 def control(number: int) -> str:

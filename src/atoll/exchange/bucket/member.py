@@ -31,6 +31,7 @@ from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import RESTORE
 from atoll.exchange.bucket.keys import IncarnationKey, UpdateKey, incarnation_of
+from atoll.exchange.bucket.own_past import OwnPastWriter
 from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.updates import RECENT_LABELS
@@ -532,6 +533,9 @@ class MemberLease:
         self.wants: Callable[[], tuple[documents.Want, ...]] = tuple
         """Returns the updates that this island needs another copy of."""
 
+        self.past: OwnPastWriter | None = None
+        """Keeps this island's past for people."""
+
         self.member: documents.MemberDocument | None = None
         self.position = Position(step=0, rounds=())
         """The run's position by the objects that were read so far."""
@@ -571,6 +575,9 @@ class MemberLease:
                 self.reader.member_view.apply(member, now_s)
             for fragment, state in enumerate(beat.holds):
                 self.reader.base_view.note_held(fragment, state, now_s)
+            rounds = self._open_rounds()
+        if self.past is not None:
+            self.past.saw(rounds)
 
     def update_position(self) -> Position:
         """Return the run's position, by the objects that were read so far."""
@@ -614,12 +621,22 @@ class MemberLease:
             )
         self._put_beat(member)
         self._read_others(member)
+        self._note_past(member)
         self.reader.require_here()
         with self.reader.lock:
             self.reader.view.state.members.require(
                 member.beat.island, member.beat.incarnation
             )
         self.update_position()
+
+    def _note_past(self, member: documents.MemberDocument) -> None:
+        if self.past is not None and member.beat.stats is not None:
+            with self.reader.lock:
+                rounds = self._open_rounds()
+            self.past.note(member, member.beat.stats, rounds)
+
+    def _open_rounds(self) -> list[int]:
+        return [round.number for round in self.reader.view.state.rounds]
 
     def _read_others(self, member: documents.MemberDocument) -> None:
         with suppress(NoSuchObject):
@@ -657,6 +674,7 @@ class MemberLease:
                 break
             self._runtime.sleep(_FAREWELL_POLL_S)  # a heartbeat would overwrite it
         self._put(farewell)
+        self._note_past(farewell)
         with self.reader.lock:
             self.reader.member_view.apply(farewell, self._runtime.now_s())
         return True

@@ -57,13 +57,15 @@ def test_the_settings_are_those_of_the_run(ended: Ended) -> None:
 
 
 def test_events_are_read_from_a_number_on(ended: Ended) -> None:
-    """A store keeps none, and says what to do instead."""
-    if isinstance(ended.client, StoreRunClient):
-        with pytest.raises(UsageError, match="this needs a coordinator"):
-            ended.client.events()
-        return
+    """In a store nobody can wait for the next one, and it says what to do instead."""
     events = ended.client.events()
     names = [event.name for event in events]
+    if isinstance(ended.client, StoreRunClient):
+        with pytest.raises(UsageError, match="this needs a coordinator"):
+            ended.client.events(after=events[-1])
+        assert names[0] == "run_founded"
+        assert names.count("round_committed") == END_ROUNDS * 2
+        return
 
     assert names[0] == "run_created"
     assert "run_ended" in names

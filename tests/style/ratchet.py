@@ -42,6 +42,7 @@ SHARED_CLASSES = {
 OWN_MODULES = {
     "atoll.demo.report": "what the demo shows; the verb is in another package",
     "atoll.run_client.move": "slow to import; the verb needs it only after its checks",
+    "atoll.run_client.store_past": "makes documents into events; the client uses a run",
     "atoll.coordinator.commit": "the reduction and the durable writes of a round",
     "atoll.coordinator.operators": "HTTP routes of operators; the app is the process",
     "atoll.exchange.all_reduce.reduction": "its package's entry; `__init__` lists it",

@@ -23,7 +23,7 @@ from atoll.cli.terminal import (
     table,
     width,
 )
-from atoll.errors import Unreachable, UsageError
+from atoll.errors import Unreachable
 from atoll.run_client import RunClient, RunStatus, open_run
 from atoll.settings.reference import SettingValue, values_of
 from atoll.telemetry import render_rows, render_status
@@ -167,16 +167,15 @@ def _amount(row: SettingValue) -> str:
 
 
 def _epochs(client: RunClient) -> list[dict[str, Any]] | None:
-    """Return the epochs of a run with their times; None if it keeps no events."""
-    try:
-        notes = client.history(parts="notes")["notes"]
-    except UsageError:  # a run in a store
-        return None
-    return [
+    """Return the epochs of a run with their times; None if they are unknown."""
+    history = client.history(parts="notes")
+    epochs = [
         {key: note[key] for key in ("epoch", "at", "values")}
-        for note in notes
+        for note in history["notes"]
         if note["event"] == "epoch_set"
     ]
+    # A run in a store has no times of them.
+    return epochs if epochs or history["is_from_start"] else None
 
 
 def _data_page(status: RunStatus, lines: int | None) -> str:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from atoll import __version__
 from atoll import store as stores
@@ -62,11 +62,15 @@ from atoll.protocol.operators import (
     set_values,
 )
 from atoll.run_client import base
+from atoll.run_client.store_past import StorePast, with_store_past
 from atoll.runtime import Clock, SystemRuntime
 from atoll.settings import RunSettings
 from atoll.telemetry import Event, EventPage, findings
+from atoll.telemetry.event_files import MAX_PAGE, EventFilter
 from atoll.weights import FragmentState
 from atoll.wire import Verdict
+
+T = TypeVar("T")
 
 LOOK_S = 1.0
 """Between two reads of documents that may change."""
@@ -153,8 +157,12 @@ class StoreObserver:
     def read_rosters(self, wanted: Sequence[tuple[int, int]]) -> list[RosterDocument]:
         """Return the rosters of closed rounds, without those from before a move."""
         reads = [partial(self._find_roster, *key) for key in wanted]
-        rosters = self._runtime.gather(reads) if reads else []
+        rosters = self.gather(reads)
         return [roster for roster in rosters if roster is not None]
+
+    def gather(self, reads: Sequence[Callable[[], T]]) -> list[T]:
+        """Return the results of some reads, several at the same time."""
+        return self._runtime.gather(reads) if reads else []
 
     def _find_roster(self, fragment: int, round: int) -> RosterDocument | None:
         with suppress(NoSuchObject):
@@ -258,6 +266,7 @@ class StatusView:
         self._seen_rosters = self._rosters()
         self._older = _older_rosters(observer)
         self._closed: list[dict[str, Any]] = []
+        self.past = StorePast(observer)
 
     def document(self) -> dict[str, Any]:
         """Return the status as of the observer's last read."""
@@ -290,7 +299,9 @@ class StatusView:
         status |= _reasons(observer, state, status)
         now_unix_s = status["now_unix_s"]
         status["agreement"] = agreement_of(state, observer.now_s)
-        present = findings(status, None, now_unix_s=now_unix_s)
+        past = self.past.past
+        status = with_store_past(status, past, now_unix_s=now_unix_s)
+        present = findings(status, past, now_unix_s=now_unix_s)
         status["findings"] = [finding.as_dict() for finding in present]
         return _with_url(status, observer.url)
 
@@ -635,18 +646,29 @@ class StoreRunClient:
     def events(
         self, *, after: Event | None = None, is_waiting: bool = False
     ) -> list[Event]:
-        """Refuse: a store has no process that could keep events."""
-        raise base.needs_coordinator(self.url)
+        """Return the events that the islands' pasts and the rosters tell.
+
+        They come every ten rounds, and not in order: none can be waited for.
+        """
+        if is_waiting or after is not None:
+            raise base.needs_coordinator(self.url)
+        return self._look().events[-MAX_PAGE:]
 
     def older_events(
         self, before: str = "", *, limit: int = 200, kind: str = "", island: str = ""
     ) -> EventPage:
-        """Refuse, as `events` does."""
-        raise base.needs_coordinator(self.url)
+        """Return a page of those events."""
+        only = EventFilter(kind=kind, island=island)
+        return self._look().page(before, limit=limit, only=only)
 
     def history(self, **query: str | int) -> dict[str, Any]:
-        """Refuse: nothing in a store folds the past of its run."""
-        raise base.needs_coordinator(self.url)
+        """Return the past that the islands' pasts and the rosters tell."""
+        return self._look().history(query)
+
+    def _look(self) -> StorePast:
+        past = self._view.past
+        self._observer.look()
+        return past
 
     def control(self, command: base.Command) -> base.ControlReply:
         """Write a control document."""

@@ -243,6 +243,11 @@ class Past:
         self.merges += self.curves.tick(self.folded, run, rows)
         self._ticked_unix_s, self._has_news = self.at_unix_s, False
 
+    def finish(self) -> None:
+        """Make a row of the news since the last one: no event follows."""
+        if self._has_news:
+            self._tick()
+
     def end_round(self) -> None:
         """Note that the run's round has grown."""
         assert self.at_unix_s is not None

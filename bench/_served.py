@@ -21,6 +21,14 @@ from atoll.security import Role, authorization, read_token, token_file
 Settings = Mapping[str, Mapping[str, Any]]
 
 SERVE = "import sys; from atoll.cli import main; sys.exit(main())"
+WITHOUT_PAST = f"""
+from atoll.telemetry import PastRecorder
+PastRecorder.__call__ = lambda recorder, event: recorder._loaded.set()
+PastRecorder.read = lambda recorder, act: None
+{SERVE}
+"""
+"""A coordinator that does not fold its events."""
+
 LONG_S = 600.0
 """For what moves gigabytes; nothing here takes so long unless something is wrong."""
 
@@ -123,13 +131,13 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, settings: Settings) -> Iterator[Served]:
+def serving(folder: Path, settings: Settings, *, code: str = SERVE) -> Iterator[Served]:
     """Serve a run until the block ends; again on its directory, if it has one."""
     run_file, directory = folder / "run.toml", folder / "run"
     run_file.write_text(as_toml(settings))
     own = {"XDG_CONFIG_HOME": str(folder / "user"), "OMP_NUM_THREADS": "1"}
     environment = {**os.environ, **own}
-    command = [sys.executable, "-c", SERVE, "serve", str(run_file)]
+    command = [sys.executable, "-c", code, "serve", str(run_file)]
     with ExitStack() as stack:
         errors = stack.enter_context((folder / "coordinator.log").open("a"))
         process = stack.enter_context(

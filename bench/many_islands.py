@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ import numpy as np
 from _crowd import Crowd, Talk
 from _crowd_talks import ELEMENTS, Calls, Plain
 from _light import Islands, joining
-from _served import Process, Settings, serving
+from _served import SERVE, WITHOUT_PAST, Process, Settings, serving
 from _timing import parse
 
 
@@ -48,7 +48,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--islands", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--past", action="store_true", help="compare with a coordinator without one"
+    )
     given = parse(parser, islands=8, rounds=2)
+    if given.past:
+        compare_past(given.islands, given.rounds)
+        return
     ours = at_coordinator(given.islands, given.rounds)
     plain = at_stdlib(given.islands, given.rounds)
     print(f"{given.islands} islands of {ELEMENTS} parameters, {given.rounds} rounds")
@@ -57,6 +63,30 @@ def main() -> None:
     for what, mine, theirs in lines(ours, plain):
         ratio = mine / theirs if theirs else float("inf")  # a clock of 10 ms
         print(f"{what:36} {mine:10.2f} {theirs:12.2f} {ratio:7.2f}")
+
+
+PAIRS = 5
+"""Coordinators with and without the past, one after the other."""
+
+
+def compare_past(count: int, rounds: int) -> None:
+    """Print what folding the past costs: the medians of some pairs, and their ratio."""
+    with_past, without = [], []
+    for _ in range(PAIRS):
+        without.append(at_coordinator(count, rounds, code=WITHOUT_PAST))
+        with_past.append(at_coordinator(count, rounds))
+    print(f"{count} islands of {ELEMENTS} parameters, {rounds} rounds, {PAIRS} pairs")
+    print(f"    python {' '.join(sys.argv)}\n")
+    print(f"{'':36} {'with past':>10} {'without':>10} {'ratio':>7}")
+    figures: dict[str, Callable[[Figures], float]] = {
+        "round, ms": lambda figures: 1e3 * figures.round_s,
+        "its processor, ms per round": lambda figures: 1e3 * figures.cpu_s,
+        "resident, MB": lambda figures: figures.rss / 1e6,
+    }
+    for name, read in figures.items():
+        folded = statistics.median(map(read, with_past))
+        plain = statistics.median(map(read, without))
+        print(f"{name:36} {folded:10.2f} {plain:10.2f} {folded / plain:7.3f}")
 
 
 def lines(ours: Figures, plain: Figures) -> Iterator[tuple[str, float, float]]:
@@ -77,11 +107,15 @@ def lines(ours: Figures, plain: Figures) -> Iterator[tuple[str, float, float]]:
     )
 
 
-def at_coordinator(count: int, rounds: int) -> Figures:
+def at_coordinator(count: int, rounds: int, *, code: str = SERVE) -> Figures:
     """Have the crowd at a real coordinator."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with serving(folder, settings_of(count)) as served, served.line() as line:
+        settings = settings_of(count)
+        with (
+            serving(folder, settings, code=code) as served,
+            served.line() as line,
+        ):
             run = Islands.found(line, ELEMENTS)
             begun_s = time.monotonic()
             for number in range(1, count):

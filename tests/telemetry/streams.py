@@ -53,6 +53,19 @@ class Stream:
             slot=slot,
         )
 
+    def arrive(
+        self, names: list[str], fragment: int, number: int, drawn: random.Random
+    ) -> None:
+        """Open a round, and let every island publish."""
+        position = {"fragment": fragment, "round": number}
+        self.emit("round_opened", islands=len(names), **position)
+        for name in names:
+            seconds = 100 * drawn.random()
+            self.emit(
+                "update_staged", island=name, bytes=10**6, seconds=seconds, **position
+            )
+        self.emit("round_closing", staged=len(names), missing=[], **position)
+
     def commit(self, fragment: int, number: int, marks: str, **changes: Any) -> None:
         """Commit a round with a mark for each slot."""
         values = {
@@ -87,9 +100,18 @@ class Stream:
 
 
 def training(
-    *, islands: int, fragments: int, rounds: int, metrics: int = 0, seed: int = 0
+    *,
+    islands: int,
+    fragments: int,
+    rounds: int,
+    metrics: int = 0,
+    seed: int = 0,
+    arrivals_from: int | None = None,
 ) -> Iterator[Event]:
-    """Yield the events of a run whose islands report once per round."""
+    """Yield the events of a run whose islands report once per round.
+
+    From the round `arrivals_from` on the events have every update's arrival.
+    """
     stream, drawn = Stream(), random.Random(seed)
     stream.start(fragments=fragments)
     names = [f"island-{index:03}" for index in range(islands)]
@@ -100,6 +122,8 @@ def training(
         stream.made.clear()
         for fragment in range(fragments):
             stream.at_unix_s += 10.0
+            if arrivals_from is not None and number >= arrivals_from:
+                stream.arrive(names, fragment, number, drawn)
             marks = "".join(drawn.choices("#~.!", (9, 1, 1, 0.1), k=islands))
             stream.commit(fragment, number, marks)
         for name in names:

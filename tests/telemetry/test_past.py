@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from atoll.telemetry import Event, Past, history
 from atoll.telemetry.curves import COUNT, GROWING, MAX_MARKS, MAX_ROWS, worst
 from atoll.telemetry.history import MAX_ANSWER_BYTES
 from atoll.telemetry.island_past import LAST_MARKS
-from atoll.telemetry.past import MAX_ISLANDS, MAX_NOTES
+from atoll.telemetry.past import MAX_ARRIVALS, MAX_ISLANDS, MAX_NOTES, MIN_ROUNDS
 from atoll.telemetry.past_recorder import read_past, write_past
 from tests.telemetry.streams import BEGIN_UNIX_S, Stream, training
 
@@ -253,6 +254,40 @@ def test_the_past_is_bounded(tmp_path: Path) -> None:
     every = ("loss", *GROWING, "metric-0", "metric-15")
     assert len(history(past)) <= MAX_ANSWER_BYTES
     assert len(history(past, columns=every)) <= MAX_ANSWER_BYTES
+
+
+def test_the_past_of_a_large_run_is_small(tmp_path: Path) -> None:
+    """Of 100 islands and 8 fragments, full everywhere: 8 MB on disk, 16 MB resident.
+
+    Curves, marks, rounds with their arrivals, and notes have all reached their bounds.
+    """
+    past = Past()
+    rounds = MAX_ROWS + 8
+    for event in training(
+        islands=100, fragments=8, rounds=rounds, arrivals_from=rounds - MIN_ROUNDS
+    ):
+        past.add(event)
+    for index in range(MAX_NOTES):
+        name, number = f"island-{index % 100:03}", past.number + 1
+        fields = {"island": name, "incarnation": 1}
+        past.add(Event(number, BEGIN_UNIX_S, "island_silent", fields, past.process))
+    size_bytes = write_past(tmp_path / "past", past)
+    tracemalloc.start()
+    try:
+        restored = read_past(tmp_path / "past")
+        resident_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert restored is not None
+    assert past.curves.per_row > 1
+    assert past.marks.per_column > 1
+    assert len(past.rounds) == MAX_ARRIVALS // 100
+    assert len(past.rounds[-1]["arrivals"]) == 100
+    assert len(past.notes) == MAX_NOTES
+    assert size_bytes <= 8_000_000
+    assert resident_bytes <= 16_000_000
+    assert len(history(past)) <= MAX_ANSWER_BYTES
 
 
 def test_islands_and_notes_are_bounded() -> None:

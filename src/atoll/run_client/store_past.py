@@ -23,8 +23,9 @@ from atoll.exchange.bucket import keys
 from atoll.exchange.bucket.documents import RosterDocument, fetch
 from atoll.exchange.bucket.own_past import OWN_PAST, OwnPast, PastRow
 from atoll.telemetry import Event, EventPage, Past, history, with_past
-from atoll.telemetry.curves import ABSENT, COUNTED, LATE, REFUSED
+from atoll.telemetry.curves import ABSENT, COUNTED, LATE, NO_MARK, REFUSED
 from atoll.telemetry.event_files import EventFilter
+from atoll.telemetry.events import MAX_TEXT
 from atoll.telemetry.history import history_query
 from atoll.telemetry.status_past import COUNTS, recent_rounds
 from atoll.wire import Verdict, blake3_digest
@@ -160,6 +161,9 @@ class _Story:
     rows: list[tuple[float, int, str, dict[str, Any]]] = field(default_factory=list)
     """Time, order within it, name and fields."""
 
+    presence: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """When each island joined, and when it left for good."""
+
     def events(self, pasts: Sequence[OwnPast], rosters: Rosters) -> list[Event]:
         """Return the events in order. Without any island's past there is no time."""
         if not pasts:
@@ -200,6 +204,9 @@ class _Story:
         if past.anchor_metrics and past.anchor_round is not None:
             values = {"round": past.anchor_round, "metrics": past.anchor_metrics}
             self._add(last_unix_s, "anchor_measured", island=island, **values)
+        joined_unix_s, _ = self.presence.get(island, (past.joined_unix_s, 0.0))
+        left_unix_s = last_unix_s if past.has_left else math.inf
+        self.presence[island] = joined_unix_s, left_unix_s
         if past.has_left:
             fields = {"incarnation": past.incarnation, "reason": "left"}
             self._add(last_unix_s, "island_left", island=island, **fields)
@@ -239,18 +246,25 @@ class _Story:
             late=count[Verdict.LATE],
             refused=count[Verdict.REFUSED],
             seconds=seconds,
-            marks=self._marks(document),
+            marks=self._marks(document, at_unix_s),
         )
 
-    def _marks(self, document: RosterDocument) -> str:
-        by_slot = {
-            self.slots[entry.island]: _MARKS[entry.verdict]
-            for entry in document.roster.entries
-            if entry.island in self.slots
+    def _marks(self, document: RosterDocument, at_unix_s: float) -> str:
+        """Return a mark for each slot, as a coordinator does."""
+        verdicts = {
+            entry.island: _MARKS[entry.verdict] for entry in document.roster.entries
         }
-        return "".join(
-            by_slot.get(n, ABSENT) for n in range(max(by_slot, default=-1) + 1)
-        )
+        by_slot = {
+            slot: verdicts.get(name, ABSENT)
+            for name, slot in self.slots.items()
+            if name in verdicts or self._is_member(name, at_unix_s)
+        }
+        length = min(MAX_TEXT, max(by_slot, default=-1) + 1)
+        return "".join(by_slot.get(slot, NO_MARK) for slot in range(length))
+
+    def _is_member(self, island: str, at_unix_s: float) -> bool:
+        first_unix_s, last_unix_s = self.presence.get(island, (0.0, math.inf))
+        return first_unix_s <= at_unix_s < last_unix_s
 
 
 def _report_of(island: str, row: PastRow) -> dict[str, Any]:

@@ -269,8 +269,10 @@ def test_the_past_of_a_large_run_is_small(tmp_path: Path) -> None:
         past.add(event)
     for index in range(MAX_NOTES):
         name, number = f"island-{index % 100:03}", past.number + 1
-        fields = {"island": name, "incarnation": 1}
-        past.add(Event(number, BEGIN_UNIX_S, "island_silent", fields, past.process))
+        event = Event(
+            number, BEGIN_UNIX_S, "island_silent", {"island": name}, past.process
+        )
+        past.add(event)
     size_bytes = write_past(tmp_path / "past", past)
     tracemalloc.start()
     try:

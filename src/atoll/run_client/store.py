@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -34,8 +34,7 @@ from atoll.coordinator.rows import (
     ListedRoster,
     require_ledger,
 )
-from atoll.coordinator.status import run_state, shares_of, status_of
-from atoll.coordinator.status_fields import RECENT_AGES
+from atoll.coordinator.status import run_state, status_of
 from atoll.errors import NoSuchObject, Refused, Unreachable, UsageError
 from atoll.exchange.base import verified
 from atoll.exchange.bucket import BucketReader, documents, keys
@@ -62,7 +61,7 @@ from atoll.protocol.operators import (
     set_values,
 )
 from atoll.run_client import base
-from atoll.run_client.store_past import StorePast, with_store_past
+from atoll.run_client.store_past import StorePast, verdicts_of, with_store_past
 from atoll.runtime import Clock, SystemRuntime
 from atoll.settings import RunSettings
 from atoll.telemetry import Event, EventPage, findings
@@ -281,7 +280,7 @@ class StatusView:
                 for name, document in view.documents.items()
                 if document.beat.stats is not None
             },
-            verdicts=_verdicts(self._older | self._seen_rosters),
+            verdicts=verdicts_of(self._older | self._seen_rosters),
         )
         status |= {
             "version": __version__,
@@ -376,24 +375,6 @@ def _older_rosters(observer: StoreObserver) -> Rosters:
         (roster.fragment, roster.round): roster
         for roster in observer.read_rosters(wanted)
     }
-
-
-def _verdicts(rosters: Rosters) -> Mapping[str, Mapping[str, Any]]:
-    """Return the counts of verdicts on each island's updates in these rounds."""
-    verdicts: dict[str, dict[str, Any]] = defaultdict(dict)
-    for _, document in sorted(rosters.items(), key=lambda item: item[0][1]):
-        shares = shares_of(document.roster)
-        for entry in document.roster.entries:
-            row, verdict = verdicts[entry.island], entry.verdict.name.lower()
-            row[verdict] = row.get(verdict, 0) + 1
-            row["last"] = verdict
-            row["share"] = shares[entry.island]
-            if entry.verdict is Verdict.REFUSED:
-                row["because"] = entry.reason
-            is_counted = entry.verdict is Verdict.COUNTED
-            if is_counted and document.outer.buffer:  # of an asynchronous run
-                row.setdefault("ages", deque(maxlen=RECENT_AGES)).append(entry.age)
-    return verdicts
 
 
 def _damage(view: RunView) -> list[str]:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from atoll.coordinator.status import shares_of
+from atoll.coordinator.status_fields import RECENT_AGES
 from atoll.errors import CorruptError, NoSuchObject, UsageError
 from atoll.exchange.bucket import keys
 from atoll.exchange.bucket.documents import RosterDocument, fetch
@@ -152,6 +154,24 @@ def with_store_past(
     return document | {"islands": rows, "recent": recent}
 
 
+def verdicts_of(rosters: Rosters) -> Mapping[str, Mapping[str, Any]]:
+    """Return the counts of verdicts on each island's updates in these rounds."""
+    verdicts: dict[str, dict[str, Any]] = defaultdict(dict)
+    for _, document in sorted(rosters.items(), key=lambda item: item[0][1]):
+        shares = shares_of(document.roster)
+        for entry in document.roster.entries:
+            row, verdict = verdicts[entry.island], entry.verdict.name.lower()
+            row[verdict] = row.get(verdict, 0) + 1
+            row["last"] = verdict
+            row["share"] = shares[entry.island]
+            if entry.verdict is Verdict.REFUSED:
+                row["because"] = entry.reason
+            is_counted = entry.verdict is Verdict.COUNTED
+            if is_counted and document.outer.buffer:  # of an asynchronous run
+                row.setdefault("ages", deque(maxlen=RECENT_AGES)).append(entry.age)
+    return verdicts
+
+
 @dataclass
 class _Story:
     """Makes the events of a run from its documents."""
@@ -162,7 +182,7 @@ class _Story:
     """Time, order within it, name and fields."""
 
     presence: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """When each island joined, and when it left for good."""
+    """When each island joined, and when it left."""
 
     def events(self, pasts: Sequence[OwnPast], rosters: Rosters) -> list[Event]:
         """Return the events in order. Without any island's past there is no time."""

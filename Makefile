@@ -95,6 +95,10 @@ engines: setup
 	@command -v node >/dev/null && command -v npm >/dev/null || \
 	  { echo "Azurite needs node and npm, which are not here. Try: apt-get install npm" >&2; exit 2; }
 	test -x $(AZURITE) || npm install --prefix .engines --silent --no-fund --no-audit azurite@3.35.0
+	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && test "$$(id -u)" = 0 || \
+	  { echo "Chromium comes by apt-get, as root. Try: sudo apt-get install chromium" >&2; exit 2; }; \
+	  apt-get update --quiet=2 && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends chromium >/dev/null; }
 	@test -n "$(SLURM_IS_HERE)" || { command -v apt-get >/dev/null && test "$$(id -u)" = 0 || \
 	  { echo "Slurm comes by apt-get, as root. Try: sudo apt-get install $(SLURM)" >&2; exit 2; }; \
 	  apt-get update --quiet=2 && \

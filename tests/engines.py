@@ -37,6 +37,14 @@ def engine(name: str, *, needs: Sequence[str] = ()) -> Path:
     _absent(f"{name} is not installed. Try: {first}make engines")
 
 
+def system_engine(name: str) -> Path:
+    """Return where a program of the machine's packages is, or skip the test."""
+    found = shutil.which(name)
+    if found is not None:
+        return Path(found)
+    _absent(f"{name} is not installed. Try: make engines")
+
+
 def interpreter_with(program: str) -> Path:
     """Return a Python that has what ours cannot have, or skip the test.
 

@@ -53,7 +53,8 @@ def test_no_summary_is_cut(verb: str) -> None:
     """The list of verbs shows every summary in full, on one line."""
     listing, _ = HELP.read_text().split("$ atoll demo --help\n")
 
-    assert f"  {verb:<8}  {VERBS[verb]}\n" in listing
+    width = max(map(len, VERBS))
+    assert f"  {verb:<{width}}  {VERBS[verb]}\n" in listing
 
 
 @pytest.mark.parametrize("option", ["--version", "--help"])

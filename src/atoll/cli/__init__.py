@@ -37,6 +37,7 @@ PANELS = {
     },
     "Watch": {
         "ls": "List the runs that this user serves, has joined or has launched.",
+        "dashboard": "Show a run in the browser, and control it there.",
         "status": "Print a run's progress, its islands, and why it waits.",
         "events": "Print the last 1,000 events of a run, or all since a time.",
         "report": "Write one page about a run: loss, who counted, and time.",
@@ -94,6 +95,10 @@ VERB_EXAMPLES = {
     "logs": ("atoll logs lagoon --follow", "atoll logs lagoon tokyo-1 --last 50"),
     "scale": ("atoll scale lagoon 8",),
     "cancel": ("atoll cancel lagoon", "atoll cancel lagoon local-2"),
+    "dashboard": (
+        "atoll dashboard lagoon",
+        "atoll dashboard s3://reef/lagoon --read-only --no-open",
+    ),
     "status": (
         "atoll status lagoon --watch",
         "atoll status lagoon --settings",

@@ -71,12 +71,12 @@ def dashboard(
     at a coordinator, in a store, or ended: then give its directory. A link opens one
     browser, once, within ten minutes; Enter prints another one.
     """
-    feed = RunFeed(partial(open_named, run), poll_s=every)
+    # One after the other: a directory is locked by the client that reads it.
+    with closing(open_named(run)) as client:
+        may_control = not read_only and is_operator(client)
+    feed, sessions = RunFeed(partial(open_named, run), poll_s=every), Sessions()
     with closing(feed):
         feed.start()
-        with closing(open_named(run)) as client:
-            may_control = not read_only and is_operator(client)
-        sessions = Sessions()
         server = DashboardServer(
             feed, sessions, port=port, may_control=may_control, names=host or ()
         )

@@ -300,7 +300,7 @@ class RunFeed:
 
     def _events(self, client: RunClient) -> list[dict[str, Any]]:
         answers = self._answers
-        if not answers.has_events or answers.status.get("state") == "ended":
+        if not answers.has_events:
             return []
         try:
             is_first = answers.last_event is None

@@ -330,7 +330,7 @@ export function Spark({ values, label }) {
         : `${((88 * n) / (values.length - 1)).toFixed(1)},${(18 - (16 * (value - low)) / (high - low || 1)).toFixed(1)}`,
     )
     .filter((point) => point !== null);
-  return html`<svg class="spark" viewBox="0 0 88 20" role="img" aria-label=${label}>
+  return html`<svg class="spark" viewBox="0 0 88 20" preserveAspectRatio="none" role="img" aria-label=${label}>
     <polyline points=${points.join(" ")} />
   </svg>`;
 }

@@ -61,7 +61,7 @@ function Round({ view }) {
     .map((name, index) => [name, row.marks?.[index]])
     .filter(([name, mark]) => name !== null && mark && mark !== " " && !(name in row.arrivals));
   return html`<${Dialog} title=${title} onClose=${close}>
-    <p>${row.opened ? `Opened ${seconds(row.opened)}, ` : ""}committed ${seconds(row.committed)}: it took ${span(row.seconds)}.
+    <p>${row.opened ? `Opened ${seconds(row.opened)}, committed` : "Committed"} ${seconds(row.committed)}: it took ${span(row.seconds)}.
       The agreed mean has ${size(row.bytes)}; the digest begins with <code>${shown(row.digest, 16)}</code>.</p>
     <table class="arrivals">
       <caption>Seconds from the opening to the arrival</caption>

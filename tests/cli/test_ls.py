@@ -13,9 +13,10 @@ import pytest
 from atoll.cli import ls
 from atoll.cli.ls import KnownRun, looked_at
 from atoll.island.environment import credentials_from_environment
-from atoll.run_client.location import RunNames
+from atoll.run_client.location import RunNames, write_address
 from tests.cli import stores
 from tests.cli.runs import as_user, run, serving
+from tests.run_client.conftest import served
 
 
 def by_name(output: str) -> dict[str, dict[str, object]]:
@@ -28,14 +29,14 @@ def test_runs_are_listed_with_their_states(
 ) -> None:
     """One at a coordinator, one in a store; one that stops is listed by its events."""
     monkeypatch.setattr(ls, "LOOK_S", 60.0)  # a busy machine is no silent run
-    with serving(tmp_path) as served:
-        as_user(monkeypatch, served.home)
+    with serving(tmp_path) as server:
+        as_user(monkeypatch, server.home)
         url = stores.made(tmp_path / "bucket", end_rounds=2)
         RunNames(credentials_from_environment()).remember("reef", url)
         _, text, _ = run(capsys, "ls")
         _, output, _ = run(capsys, "ls", "--json")
-        rows, directory = by_name(output), served.directory
-        served.stop()
+        rows, directory = by_name(output), server.directory
+        server.stop()
     _, output, _ = run(capsys, "ls", "--json")
     stopped = by_name(output)["lagoon"]
     shutil.rmtree(directory)
@@ -57,6 +58,29 @@ def test_runs_are_listed_with_their_states(
 
 
 HEAD = ["round", "islands", "tokens/s", "ends", "in", "as", "at"]
+
+
+def test_an_ended_run_is_read_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a coordinator; until another run takes its directory."""
+    monkeypatch.setattr(ls, "LOOK_S", 60.0)
+    as_user(monkeypatch, tmp_path / "home")
+    with served(tmp_path / "run") as url:
+        stores.Trained(url).wait()
+    name = stores.settings().run.name
+    _, output, _ = run(capsys, "ls", "--json")
+    code, page, _ = run(capsys, "status", name)
+    _, events, _ = run(capsys, "events", name)
+
+    assert by_name(output)[name]["state"] == "ended"
+    assert (code, page.split()[:2]) == (0, [name, "ended"])
+    assert "tokens/s" not in page.splitlines()[0]
+    assert "run_ended" in events
+
+    write_address(tmp_path / "run", "https://127.0.0.1:1", is_open=False)
+    _, output, _ = run(capsys, "ls", "--json", "--all")
+    assert by_name(output)[name]["state"] == "removed"
 
 
 def test_a_silent_run_is_not_waited_for() -> None:

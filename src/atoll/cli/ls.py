@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.cli.run_names import HTTP_PREFIXES
+from atoll.cli.run_names import HTTP_PREFIXES, served_directory
 from atoll.cli.terminal import console, table
 from atoll.errors import AtollError
 from atoll.island.environment import credentials_from_environment
@@ -165,12 +165,11 @@ def _note_role(run: KnownRun, credentials: Credentials) -> None:
     except AtollError:
         return  # the look at the run has the error
     tokens = credential.tokens if credential else {}
-    source = tokens.get(Role.OPERATOR)
-    if isinstance(source, Path):
-        run.directory = source.parent
+    run.directory = served_directory(credential)
+    if run.directory is not None:
         run.roles.append("serve")
     elif tokens:
-        run.roles.append("operate" if source else "join")
+        run.roles.append("operate" if Role.OPERATOR in tokens else "join")
 
 
 def _recorded(directory: Path) -> tuple[str, dict[str, Any]]:

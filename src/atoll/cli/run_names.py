@@ -16,7 +16,7 @@ from atoll.island.environment import credentials_from_environment
 from atoll.run_client import RunClient, open_run
 from atoll.run_client.base import needs_coordinator
 from atoll.run_client.location import ADDRESS, RUN_SUFFIX, RunNames, read_address
-from atoll.security import Credentials, Role, RunUrl, parse_run_url
+from atoll.security import Credential, Credentials, Role, RunUrl, parse_run_url
 
 STORE_MARK = "settings/0"
 """Object of a run in a store, as in `atoll.exchange.bucket.keys`."""
@@ -65,15 +65,16 @@ def locate_run(run: str) -> RunUrl | StoreUrl:
 def open_named(run: str) -> RunClient:
     """Return the client of a run, given by URL, directory or name.
 
-    A directory that is not served answers for itself if its run has ended.
+    A directory that is not served answers for itself if its run has ended; also if the
+    run is given by a name that this user has served.
 
     Raises:
         UsageError: the name is unknown here, or the run of the directory is to be
             served.
     """
-    directory = Path(run)
-    address = read_address(directory) if "://" not in run else None
-    if address is not None and not address.is_open:
+    directory = _directory_of(run)
+    address = read_address(directory) if directory is not None else None
+    if directory is not None and address is not None and not address.is_open:
         from atoll.run_client.directory import DirectoryRunClient
 
         client = DirectoryRunClient(directory.absolute())
@@ -81,6 +82,28 @@ def open_named(run: str) -> RunClient:
             return client
         client.close()
     return open_run(str(locate_run(run)))
+
+
+def _directory_of(run: str) -> Path | None:
+    """Return the directory of a run on this machine, by its path or its name."""
+    if "://" in run:
+        return None
+    if (Path(run) / ADDRESS).exists():
+        return Path(run)
+    url = RunNames(credentials_from_environment()).find(run)
+    if url is None or not url.startswith(HTTP_PREFIXES):
+        return None
+    credentials = Credentials(credentials_from_environment().credentials)
+    directory = served_directory(credentials.find(url))
+    address = read_address(directory) if directory is not None else None
+    # Another run in the directory has another address.
+    return directory if address is not None and address.url == url else None
+
+
+def served_directory(credential: Credential | None) -> Path | None:
+    """Return the directory of a run that this user has served on this machine."""
+    source = credential.tokens.get(Role.OPERATOR) if credential else None
+    return source.parent if isinstance(source, Path) else None
 
 
 def coordinator_url(run: str) -> RunUrl:
@@ -111,13 +134,13 @@ def local_directory(run: str) -> Path:
             return path.absolute()
         raise
     credential = Credentials(credentials_from_environment().credentials).find(str(url))
-    token = credential.tokens.get(Role.OPERATOR) if credential else None
-    if not isinstance(token, Path):
+    directory = served_directory(credential)
+    if directory is None:
         raise UsageError(
             f"{run[:128]!r} is not served by this user on this machine. Run "
             "this command on the machine that serves it."
         )
-    return token.parent
+    return directory
 
 
 def complete_run_name(incomplete: str) -> list[str]:

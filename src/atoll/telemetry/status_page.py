@@ -420,7 +420,7 @@ def _membership(status: Status) -> str:
 def _rates(status: Status) -> list[str]:
     """Return the tokens per second and the end of the run, where they are known."""
     parts = []
-    if status.get("tokens_per_s"):
+    if status["state"] == "training" and status.get("tokens_per_s"):
         parts.append(f"{format_count(status['tokens_per_s'])} tokens/s")
     if status.get("ends_unix_s") is not None:
         left_s = max(0.0, status["ends_unix_s"] - status["now_unix_s"])

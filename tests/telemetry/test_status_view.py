@@ -95,6 +95,23 @@ def test_marks_of_the_last_rounds_are_the_first_column_to_go() -> None:
     assert "# counted" not in page(document, 80)
 
 
+def test_trends_of_losses_have_one_scale() -> None:
+    """Of all islands together; an unknown loss is a gap, and ASCII has no trends."""
+    document = status(island("i0"), island("i1"))
+    losses = {"i0": [3.0, 2.0, None, 1.0], "i1": [None, 2.0, 1.5, 1.0]}
+
+    def drawn(width: int, *, is_ascii: bool = False) -> str:
+        return render_status(
+            document, width=width, is_colour=False, is_ascii=is_ascii, losses=losses
+        )
+
+    # Between 1 and 3 the heights are eighths: 2.0 is the fifth, 1.5 the third.
+    assert re.search(r"^i0 .* 1\.930   █▅ ▁  ", drawn(160), re.M)
+    assert re.search(r"^i1 .* 1\.930    ▅▃▁  ", drawn(160), re.M)
+    assert "trend" not in drawn(80)
+    assert "trend" not in drawn(160, is_ascii=True)
+
+
 def test_a_version_is_shown_if_an_island_has_another() -> None:
     """Else the version of the coordinator, in the address, is that of all."""
     same, other = status(island("i0")), status(island("i0", version="0.0.9"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Annotated, Any
@@ -61,38 +62,59 @@ def status(
         return
     page_of = _data_page if data else partial(_page, is_all=is_all)
 
-    def show(status: RunStatus) -> None:
+    def show(status: RunStatus, losses: Losses) -> None:
         if as_json:
             _print_json(status, is_data=data, is_line=watch)
         else:
-            typer.echo(page_of(status, None), nl=False)
+            typer.echo(page_of(status, losses, None), nl=False)
 
     if not watch:
         with closing(open_named(run)) as client:
-            show(client.status(watch=True))
+            losses = {} if as_json else _losses(client)
+            show(client.status(watch=True), losses)
     elif as_json or not can_redraw(sys.stdout):
         _print_until_over(run, show)
     else:
-        show(_watch(run, page_of))
+        show(*_watch(run, page_of))
 
 
-Page = Callable[[RunStatus, int | None], str]
+Losses = Mapping[str, Sequence[float | None]]
+Page = Callable[[RunStatus, Losses, int | None], str]
 """Returns the page of a status, and tries to fit it into a number of lines."""
 
+TREND_ROWS = 8
+TREND_MIN_WIDTH = 100
+"""On a narrower terminal trends would be left out of the table."""
 
-def _print_until_over(run: str, show: Callable[[RunStatus], None]) -> None:
+TREND_EVERY = 5
+"""Statuses of a watch between two requests of the losses."""
+
+
+def _losses(client: RunClient) -> Losses:
+    """Return the losses of each island over the run; none of a run in a store."""
+    if width() < TREND_MIN_WIDTH:
+        return {}
+    try:
+        past = client.history(parts="curves", columns="loss", rows=TREND_ROWS)
+    except UsageError:
+        return {}
+    islands = past["curves"]["islands"].items()
+    return {name: columns.get("loss", ()) for name, columns in islands}
+
+
+def _print_until_over(run: str, show: Callable[[RunStatus, Losses], None]) -> None:
     """Print a page or a line of JSON for each status."""
     with closing(open_named(run)) as client:
         status = client.status(watch=True)
-        show(status)
+        show(status, {})
         while not status.is_over:
             time.sleep(client.poll_s)
             status = client.status()
-            show(status)
+            show(status, {})
 
 
-def _watch(run: str, page_of: Page) -> RunStatus:
-    """Show a run on the whole terminal until it is over; return its last status.
+def _watch(run: str, page_of: Page) -> tuple[RunStatus, Losses]:
+    """Show a run on the whole terminal until it is over; return its end.
 
     The last page of a run that does not answer stays, with the error above it.
     """
@@ -100,23 +122,27 @@ def _watch(run: str, page_of: Page) -> RunStatus:
         client = open_named(run)
         cleanup.callback(lambda: client.close())
         status = client.status(watch=True)  # an error of the first one ends the command
+        losses = _losses(client)
         if status.is_over:
-            return status
+            return status, losses
         url = str(locate_run(run))
         screen = cleanup.enter_context(FullScreen(sys.stdout))
         silence = ""
-        while not status.is_over:
+        for number in itertools.count(1):
+            if status.is_over:
+                break
             lines = screen.lines() - silence.count("\n")
-            screen.show(silence + page_of(status, lines))
+            screen.show(silence + page_of(status, losses, lines))
             time.sleep(client.poll_s)
             try:
                 status = client.status()
+                losses = losses if number % TREND_EVERY else _losses(client)
                 silence = ""
             except Unreachable as exc:
                 client.close()
                 client = open_run(url)
                 silence = _silence(status, exc)
-    return status
+    return status, losses
 
 
 def _silence(status: RunStatus, error: Unreachable) -> str:
@@ -178,11 +204,11 @@ def _epochs(client: RunClient) -> list[dict[str, Any]] | None:
     return epochs if epochs or history["is_from_start"] else None
 
 
-def _data_page(status: RunStatus, lines: int | None) -> str:
+def _data_page(status: RunStatus, losses: Losses, lines: int | None) -> str:
     return render_rows(status.document, width=width())
 
 
-def _page(status: RunStatus, lines: int | None, *, is_all: bool) -> str:
+def _page(status: RunStatus, losses: Losses, lines: int | None, *, is_all: bool) -> str:
     document = status.document
     page = render_status(
         document,
@@ -191,6 +217,7 @@ def _page(status: RunStatus, lines: int | None, *, is_all: bool) -> str:
         is_all=is_all,
         is_ascii=is_ascii(sys.stdout),
         max_lines=lines,
+        losses=losses,
     )
     if "watched_s" in document:
         watched_s = document["watched_s"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.telemetry.island_past import LAST_MARKS
@@ -20,6 +20,7 @@ from atoll.telemetry.text import (
     format_share,
     format_size,
     format_span,
+    format_trend,
     painted,
     printable,
     table,
@@ -69,6 +70,7 @@ ON_THE_PAGE = frozenset({"damage", "same_data", "waiting_dear", "dropped", "refu
 MARKS = {"bad": "!!", "warn": "!"}
 
 Status = Mapping[str, Any]
+Losses = Mapping[str, Sequence[float | None]]
 Island = Mapping[str, Any]
 
 
@@ -80,15 +82,25 @@ def render_status(
     is_all: bool = False,
     is_ascii: bool = False,
     max_lines: int | None = None,
+    losses: Losses | None = None,
 ) -> str:
     """Return the page of a status document, no line wider than `width`.
 
     Of many islands those that are well are summed up, unless `is_all`. Below 40
     columns it is as wide as 40. It ends with a line feed, and holds no character that
-    a terminal obeys unless `is_colour`, and then only our colours. The bar of progress
-    is drawn in ASCII if `is_ascii`. Beyond `max_lines` fewer recent rounds are listed.
+    a terminal obeys unless `is_colour`, and then only our colours.
+
+    Args:
+        status: The document.
+        width: Cells of a line.
+        is_colour: Whether there are colours.
+        is_all: Whether all islands are listed, 100 at most.
+        is_ascii: Whether the bar is drawn in ASCII, and trends are left out.
+        max_lines: Beyond it fewer recent rounds are listed.
+        losses: The losses of each island over the run, for a column of trends.
     """
-    page = _Page(status, max(MIN_WIDTH, width), is_colour, is_all, is_ascii)
+    known = {} if is_ascii or losses is None else losses
+    page = _Page(status, max(MIN_WIDTH, width), is_colour, is_all, is_ascii, known)
     text = page.text(MAX_ROUNDS)
     surplus = text.count("\n") - (max_lines or math.inf)
     return text if surplus <= 0 else page.text(max(0, MAX_ROUNDS - int(surplus)))
@@ -109,6 +121,7 @@ class _Page:
     is_colour: bool
     is_all: bool
     is_ascii: bool
+    losses: Losses = field(default_factory=dict)
 
     def text(self, max_rounds: int) -> str:
         blocks = [
@@ -184,7 +197,8 @@ class _Page:
         few, rest = self._shown(listed)
         has_marks = False
         if few:
-            columns = _island_columns(self.status)
+            columns = _island_columns(self.status, has_trends=bool(self.losses))
+            few = _with_trends(few, self.losses)
             head, *lines = self._table(columns, few, left_columns=2)
             yield from (head, *lines)
             has_marks = MARKS_COLUMN in head
@@ -468,7 +482,19 @@ def _wait(wait: Mapping[str, Any]) -> str:
     return f"{name}: {since}, late in {format_span(max(0.0, late_in_s))}"
 
 
-def _island_columns(status: Status) -> list[_Column]:
+def _with_trends(islands: Sequence[Island], losses: Losses) -> list[Island]:
+    """Return rows with the trends of their losses, all in the same scale."""
+    finite = [
+        value for values in losses.values() for value in values if value is not None
+    ]
+    if not finite:
+        return list(islands)
+    bounds = {"low": min(finite), "high": max(finite)}
+    trends = {name: format_trend(values, **bounds) for name, values in losses.items()}
+    return [{**row, "trend": trends.get(row["island"], "")} for row in islands]
+
+
+def _island_columns(status: Status, *, has_trends: bool) -> list[_Column]:
     """Return the columns that tell something: not all windows or shares need one."""
     islands, sync_every = status["islands"], status.get("sync_every")
     windows = {row.get("window", sync_every) for row in islands}
@@ -482,6 +508,7 @@ def _island_columns(status: Status) -> list[_Column]:
         *(() if versions else ("version",)),
         *(() if has_rates else ("tokens/s",)),
         *(() if has_marks else (MARKS_COLUMN,)),
+        *(() if has_trends else ("trend",)),
         "late" if status.get("mode") == "async" else "age",
     }
     return [column for column in ISLAND_COLUMNS if column.head not in left_out]
@@ -530,6 +557,7 @@ ISLAND_COLUMNS = (
     _Column("window", 4, lambda row: Cell(str(row.get("window", NO_VALUE)))),
     _Column("share", 4, lambda row: Cell(format_share(row.get("share")))),
     _Column("loss", 2, _loss),
+    _Column("trend", 11, lambda row: Cell(row.get("trend", ""))),
     _Column("wait", 3, _number("wait_share", format_share)),
     _Column("counted", 10, _number("counted", str)),
     _Column("age", 8, lambda row: Cell(_age(row))),

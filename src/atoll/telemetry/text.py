@@ -103,6 +103,20 @@ def format_bar(share: float, width: int, *, is_ascii: bool = False) -> str:
     return full * done + empty * (width - done)
 
 
+def format_trend(values: Sequence[float | None], *, low: float, high: float) -> str:
+    """Return a character for each value, by its height between two bounds.
+
+    >>> format_trend([3.0, 2.0, None, 1.0], low=1.0, high=3.0)
+    '█▅ ▁'
+    """
+    height = (high - low) or 1.0
+    levels = [
+        None if value is None else min(7, max(0, int(8 * (value - low) / height)))
+        for value in values
+    ]
+    return "".join(" " if level is None else "▁▂▃▄▅▆▇█"[level] for level in levels)
+
+
 def format_loss(value: float | None) -> str:
     """Return a loss with four digits.
 

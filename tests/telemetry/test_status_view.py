@@ -223,6 +223,14 @@ def test_damage_is_told() -> None:
     assert "Damage: snapshot 3 is torn." in page(status(damage=["snapshot 3 is torn."]))
 
 
+def test_counts_of_a_round_are_whole_numbers() -> None:
+    """Also those that the past of an ended run holds as floats."""
+    row = committed(6, counted=2.0, late=0.0, refused=1.0)
+    text = page(status(recent=[row]))
+
+    assert re.search(r"^ +6 +0 +2 +0 +1 ", text, re.M)
+
+
 def test_an_empty_run_has_a_page() -> None:
     """Before anybody came there is a headline and a reason."""
     empty = status(

@@ -99,8 +99,8 @@ def render_status(
         max_lines: Beyond it fewer recent rounds are listed.
         losses: The losses of each island over the run, for a column of trends.
     """
-    known = {} if is_ascii or losses is None else losses
-    page = _Page(status, max(MIN_WIDTH, width), is_colour, is_all, is_ascii, known)
+    drawn = {} if is_ascii or losses is None else losses
+    page = _Page(status, max(MIN_WIDTH, width), is_colour, is_all, is_ascii, drawn)
     text = page.text(MAX_ROUNDS)
     surplus = text.count("\n") - (max_lines or math.inf)
     return text if surplus <= 0 else page.text(max(0, MAX_ROUNDS - int(surplus)))
@@ -355,7 +355,7 @@ def _some(key: str) -> Callable[[Mapping[str, Any]], Cell]:
     return lambda row: (
         Cell(NO_VALUE)
         if row[key] is None
-        else Cell(str(row[key]), "yellow" if row[key] else "")
+        else Cell(f"{row[key]:.0f}", "yellow" if row[key] else "")
     )
 
 
@@ -573,7 +573,7 @@ ISLAND_COLUMNS = (
 ROUND_COLUMNS = (
     _Column("round", 0, _number("round", str)),
     _Column("fragment", 1, _number("fragment", str)),
-    _Column("counted", 0, _number("counted", str)),
+    _Column("counted", 0, _number("counted", "{:.0f}".format)),
     _Column("late", 2, _some("late")),
     _Column("refused", 3, _some("refused")),
     _Column("took", 4, _number("seconds", format_span)),

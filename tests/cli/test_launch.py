@@ -148,9 +148,13 @@ def test_a_launch_is_found_from_another_terminal(place: Path, say: Say) -> None:
     code, out, err = say("scale", url, "3")
     assert (code, out) == (0, "launched: local-2\n"), err
     assert states(say, "lagoon.atoll")["local-2"] == "running"
-    code, out, err = say("scale", "lagoon", "1")
+    code, out, err = say("scale", "lagoon", "1", "--json")
     assert code == 0, err
-    assert "told to leave: local-2" in out
+    changes = json.loads(out)
+    assert (sorted(changes["leaving"]), changes["launched"]) == (
+        ["local-1", "local-2"],
+        [],
+    )
     _until(say, url, {"local-0": "running", "local-1": "cancelled"})
 
     code, out, err = say("logs", url, "coordinator-0")
@@ -163,8 +167,10 @@ def test_a_launch_is_found_from_another_terminal(place: Path, say: Say) -> None:
     assert code == 2
     assert f"local-0 of {url} are launched already" in err
 
-    code, out, err = say("cancel", url)
+    code, out, err = say("cancel", url, "--json")
     assert code == 0, err
+    islands = [row for launch in json.loads(out) for row in launch["islands"]]
+    assert {row["state"] for row in islands} == {"cancelled"}
     assert set(states(say, url).values()) == {"cancelled"}
     code, out, err = say("scale", url, "2")
     assert (code, out) == (2, "")

@@ -256,6 +256,7 @@ def cancel(
             min=0, help="Seconds for islands to leave before they are killed."
         ),
     ] = GRACE_S,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """End launched islands; each leaves its run cleanly if it can.
 
@@ -265,13 +266,20 @@ def cancel(
     records = launches_of(run)
     cancellations = _cancel_named(records, islands) if islands else _cancel_all(records)
     trouble: list[str] = []
+    ended: list[dict[str, Any]] = []
     for record, indexes in cancellations:
         try:
-            _end(record, indexes, grace_s)
+            reports = _end(record, indexes, grace_s)
+            ended.append(_form(record, tuple(reports), ""))
+            if not as_json:
+                print_islands(reports, {})
         except AtollError as exc:
             # Other launches must end all the same; their engines may be others.
             handle = record.handle
             trouble.append(f"{handle.id} on {handle.engine}: {exc}")
+            ended.append(_form(record, (), str(exc)))
+    if as_json:
+        typer.echo(json.dumps(ended))
     for line in trouble:
         typer.echo(f"atoll: {line}", err=True)
     if trouble:
@@ -302,12 +310,12 @@ def _cancel_named(
     return [(by_id[launch], indexes) for launch, indexes in wanted.items()]
 
 
-def _end(record: Record, indexes: Sequence[int] | None, grace_s: float) -> None:
-    """Cancel islands of a launch, wait until they ended, and print their reports."""
+def _end(record: Record, indexes: Sequence[int] | None, grace_s: float) -> list[Report]:
+    """Cancel islands of a launch, and return their reports once they have ended."""
     launched = Launched(record.handle)
     launched.cancel(indexes, grace_s=grace_s)
     all_indexes = record.handle.indexes if indexes is None else indexes
-    print_islands(_until_over(launched, all_indexes, grace_s), {})
+    return _until_over(launched, all_indexes, grace_s)
 
 
 def _until_over(
@@ -341,6 +349,7 @@ def scale(
             metavar="NAME", help="Name of the islands, if several were launched."
         ),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Scale a launch to N islands.
 
@@ -358,11 +367,19 @@ def scale(
     missing = [index for index in range(n) if index not in live]
     if missing:
         _require_served(launches)
+    changes: dict[str, list[str]] = {"leaving": [], "launched": []}
+
+    def note(action: str, indexes: Sequence[int]) -> None:
+        names = [newest.handle.island(index) for index in indexes]
+        changes[action] += names
+        if not as_json:
+            typer.echo(f"{action}: {', '.join(names)}")
+
     for record in records:
         leaving = [index for index in live if index >= n and live[index] is record]
         if leaving:
             Launched(record.handle).cancel(leaving)
-            _tell(newest, leaving, "told to leave")
+            note("leaving", leaving)
     for block in _contiguous(missing):
         launch_spec(
             newest.handle.engine,
@@ -371,7 +388,9 @@ def scale(
             first=block[0],
             options=newest.handle.options,
         )
-        _tell(newest, block, "launched")
+        note("launched", block)
+    if as_json:
+        typer.echo(json.dumps(changes))
 
 
 def _require_served(launches: Sequence[Record]) -> None:
@@ -417,11 +436,6 @@ def _contiguous(indexes: Sequence[int]) -> Iterator[list[int]]:
         block.append(index)
     if block:
         yield block
-
-
-def _tell(record: Record, indexes: Sequence[int], action: str) -> None:
-    names = ", ".join(record.handle.island(index) for index in indexes)
-    typer.echo(f"{action}: {names}")
 
 
 NEAR_S, FAR_S = 0.5, 5.0

@@ -115,6 +115,18 @@ def test_a_calm_run_reads_like_this(capsys: pytest.CaptureFixture[str]) -> None:
         ["8", "0", "0", "0", "0", "0", digest[1][:8]]
     ] * 3
     assert "rounds    4 of 4, in every fragment" in end
+    assert "kB received" in table
+
+
+def test_on_a_narrow_page_the_table_has_fewer_columns() -> None:
+    """The bytes go first, so that no line is wider than 80."""
+    setup, result, tallies = violated()
+    page = Page(setup.islands, setup.rounds, width=80)
+    lines = [line.text for line in summary(setup, page, result, tallies)]
+
+    assert max(map(len, lines)) <= 80
+    assert "kB" not in lines[0]
+    assert "utilised" in lines[0]
 
 
 def commit(number: int, **verdicts: str) -> StoryEntry:

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from atoll.cli.run_names import HTTP_PREFIXES, served_directory
-from atoll.cli.terminal import console, table
+from atoll.cli.terminal import console, table, width
 from atoll.errors import AtollError
 from atoll.island.environment import credentials_from_environment
 from atoll.launch.launches import Book, Record
@@ -124,6 +124,8 @@ def ls(
         typer.echo("No runs are known here. Start one: atoll serve run.toml")
         return
     rows = [HEAD, *(_row(run) for run in sorted(runs, key=_rank))]
+    if width(AT_MIN_WIDTH) < AT_MIN_WIDTH:
+        rows = [row[:-1] for row in rows]
     console(sys.stdout).print(table(rows, numbers=NUMBERS))
 
 
@@ -185,6 +187,8 @@ _ENDS = ("run_ended", "epoch_set")
 
 HEAD = ("run", "state", "round", "islands", "tokens/s", "ends in", "as", "at")
 NUMBERS = ("round", "islands", "tokens/s")
+AT_MIN_WIDTH = 120
+"""On a narrower terminal the last column, with directories and URLs, is left out."""
 
 
 def _row(run: KnownRun) -> tuple[str, ...]:

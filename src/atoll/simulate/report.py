@@ -87,7 +87,7 @@ def summary(
         "anchor": _agreement(result),
     }
     lines = [
-        *map(PageLine, table(rows)),
+        *map(PageLine, table(_narrowed(rows, page.width))),
         PageLine(""),
         *_listed(facts, page),
     ]
@@ -462,6 +462,16 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def _narrowed(rows: Sequence[Sequence[str]], width: int) -> Sequence[Sequence[str]]:
+    """Return the rows of a table without columns that a narrow page has no room for."""
+    for name in ("kB received", "kB sent", "dropped", "carried"):
+        if len(table(rows)[0]) <= width:
+            break
+        index = rows[0].index(name)
+        rows = [[*row[:index], *row[index + 1 :]] for row in rows]
+    return rows
 
 
 def tally_columns(is_async: bool) -> list[str]:

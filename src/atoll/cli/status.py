@@ -24,7 +24,7 @@ from atoll.cli.terminal import (
     table,
     width,
 )
-from atoll.errors import Unreachable
+from atoll.errors import Unreachable, UsageError
 from atoll.run_client import RunClient, RunStatus, open_run
 from atoll.settings.reference import SettingValue, values_of
 from atoll.telemetry import render_rows, render_status
@@ -70,8 +70,8 @@ def status(
 
     if not watch:
         with closing(open_named(run)) as client:
-            losses = {} if as_json else _losses(client)
-            show(client.status(watch=True), losses)
+            status = client.status(watch=True)
+            show(status, {} if as_json else _losses(client))
     elif as_json or not can_redraw(sys.stdout):
         _print_until_over(run, show)
     else:
@@ -91,7 +91,7 @@ TREND_EVERY = 5
 
 
 def _losses(client: RunClient) -> Losses:
-    """Return the losses of each island over the run; none of a run in a store."""
+    """Return the losses of each island over the run, if they fit into an answer."""
     if width() < TREND_MIN_WIDTH:
         return {}
     try:

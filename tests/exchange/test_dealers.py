@@ -10,6 +10,7 @@ from atoll import RunSettings
 from atoll.coordinator import Service
 from atoll.exchange import CoordinatorExchange, MemoryRun
 from atoll.simulate import SimDisk
+from atoll.store import MemoryStore
 from atoll.testing import DEALER_CLAIMS
 from atoll.testing.dealer_contract import (
     AttachDealer,
@@ -17,7 +18,7 @@ from atoll.testing.dealer_contract import (
     OpenDealingRun,
     a_row_counts_once,
 )
-from atoll.testing.fixtures import plain_settings
+from atoll.testing.fixtures import StoreRun, plain_settings
 from tests.exchange.test_contract import DirectLine
 
 EACH_CLAIM = pytest.mark.parametrize(
@@ -56,6 +57,12 @@ def test_a_run_in_memory_is_a_dealer(claim: Callable[[OpenDealingRun], None]) ->
 def test_a_coordinator_is_a_dealer(claim: Callable[[OpenDealingRun], None]) -> None:
     """And of one at a coordinator, with its journal."""
     claim(at_a_coordinator)
+
+
+@EACH_CLAIM
+def test_a_run_in_a_bucket_is_a_dealer(claim: Callable[[OpenDealingRun], None]) -> None:
+    """And of one without an owner, whose islands decide by the log of claims."""
+    claim(lambda settings: StoreRun(MemoryStore(), settings))
 
 
 def test_the_contract_can_fail() -> None:

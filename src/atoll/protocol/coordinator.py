@@ -389,5 +389,6 @@ HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], events.Result]]
     events.SettingsSeen: observer.set_values,
     events.StopSeen: observer.stop,
     events.EndPassed: observer.pass_end,
+    events.RowsSeen: observer.take_rows,
     events.MoveSeen: observer.move,
 }

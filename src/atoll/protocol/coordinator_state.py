@@ -302,7 +302,9 @@ class CoordinatorState:
             num_fragments=len(self.rounds),
             is_async=self.rounds[fragment].is_async,
         )
-        ledger = self.ledger and self.ledger.settled(fragment, roster)
+        ledger = self.ledger
+        if ledger is not None and not self.is_observed:
+            ledger = ledger.settled(fragment, roster)
         state = changed(self, counted=counted, ledger=ledger)
         return state.with_windows(roster.windows, fragment=fragment, round=round)
 

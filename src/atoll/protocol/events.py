@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.data import Ask, Claim, DataSpec, Spans
+from atoll.data import Ask, Claim, DataSpec, RowLedger, Spans
 from atoll.protocol.coordinator_state import CoordinatorState, Move
 from atoll.protocol.membership import Member
 from atoll.protocol.messages import (
@@ -283,6 +283,13 @@ class EndPassed:
 
 
 @dataclass(frozen=True)
+class RowsSeen:
+    """The ledger of rows, by the claims and rosters that were read."""
+
+    ledger: RowLedger
+
+
+@dataclass(frozen=True)
 class MoveSeen:
     """An operator has begun, completed or cancelled a move; None: cancelled."""
 
@@ -320,6 +327,7 @@ Event = (
     | SettingsSeen
     | StopSeen
     | EndPassed
+    | RowsSeen
     | MoveSeen
 )
 

@@ -12,6 +12,8 @@ Rule 4: a roster that was in flight when the run was stopped stays valid, and th
         ends with its round, so that every fragment ends with the same one. In an
         asynchronous run each fragment ends with the first round, from the one that the
         stop names on, whose closer knew of the stop: it waits for every live island.
+Rule 5: the ledger of rows is folded by the reader, which knows the order of claims and
+        rosters: a roster that is seen does not settle its rows.
 """
 
 from __future__ import annotations
@@ -205,6 +207,13 @@ def pass_end(
     last_rounds = list(state.last_rounds)
     last_rounds[event.fragment] += 1
     return changed(state, last_rounds=tuple(last_rounds)), []
+
+
+def take_rows(
+    state: CoordinatorState, event: events.RowsSeen, now_s: float
+) -> events.Result:
+    """Replace the ledger of rows."""
+    return changed(state, ledger=event.ledger), []
 
 
 def move(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from atoll.data import Claim, RowLedger, Spans
+from atoll.data import Ask, Claim, RowLedger, Spans
 from atoll.data.spans import EMPTY, union
 from atoll.errors import CorruptError, Refused, UsageError
 from atoll.protocol import events, operators
@@ -33,7 +33,7 @@ def open_data(
 ) -> events.Result:
     """Take the description of an island's dataset, or compare it."""
     state.members.require(event.island, event.incarnation)
-    before = _ledger(state)
+    before = require_ledger(state)
     ledger = before.opened(event.data)
     actions: list[events.Action] = [events.Respond(ledger.data)]
     if ledger == before:
@@ -46,39 +46,59 @@ def claim(
 ) -> events.Result:
     """Deal units to an island; a number that is known gets the same turns again."""
     ask = event.ask
-    state.members.require(ask.island, ask.incarnation)
-    if not _ledger(state).is_open:
-        raise UsageError(
-            "No island has opened the data of this run. Open it before the first claim."
-        )
-    spans = _ledger(state).answered(ask.island, ask.number)
-    if spans is not None:
-        return state, [events.Respond(Claim(spans=spans))]
-    state, actions = _released(state, _departed(state))
-    if not _ledger(state).has_free:
+    known = answer_to(state, ask)
+    if known is not None:
+        return state, [events.Respond(known)]
+    state, actions = _released(state, departed(state))
+    if not require_ledger(state).has_free:
         state, others = _released(state, _silent(state, now_s))
         actions += others
-    spans = EMPTY
-    if not _has_ended(state):
-        num_live = max(1, len(state.members.live(now_s)))
-        spans = _ledger(state).chosen(ask.want, start=ask.start, num_live=num_live)
-    if not spans:
-        is_over = is_over_for(state, ask.island, now_s)
-        return state, [*actions, events.Respond(Claim(spans=spans, is_over=is_over))]
-    dealt = events.RowsDealt(ask.island, ask.number, spans)
-    ledger = _ledger(state).claimed(ask.island, ask.number, spans)
+    answer = chosen(state, ask, now_s)
+    if not answer.spans:
+        return state, [*actions, events.Respond(answer)]
+    dealt = events.RowsDealt(ask.island, ask.number, answer.spans)
+    ledger = require_ledger(state).claimed(ask.island, ask.number, answer.spans)
     return changed(state, ledger=ledger), [
         *actions,
         events.Persist(dealt),
-        events.Respond(Claim(spans=spans)),
+        events.Respond(answer),
     ]
+
+
+def answer_to(state: CoordinatorState, ask: Ask) -> Claim | None:
+    """Return the answer that a claim has got before; None: it is a new one.
+
+    Raises:
+        LeaseLost: another incarnation holds the island's name.
+        UsageError: no island has opened the data, or the run deals out none.
+        Refused: its answer is not kept.
+    """
+    state.members.require(ask.island, ask.incarnation)
+    if not require_ledger(state).is_open:
+        raise UsageError(
+            "No island has opened the data of this run. Open it before the first claim."
+        )
+    spans = require_ledger(state).answered(ask.island, ask.number)
+    return None if spans is None else Claim(spans=spans)
+
+
+def chosen(state: CoordinatorState, ask: Ask, now_s: float) -> Claim:
+    """Return the answer to a new claim by the present ledger."""
+    spans = EMPTY
+    if not _has_ended(state):
+        num_live = max(1, len(state.members.live(now_s)))
+        spans = require_ledger(state).chosen(
+            ask.want, start=ask.start, num_live=num_live
+        )
+    is_over = not spans and is_over_for(state, ask.island, now_s)
+    return Claim(spans=spans, is_over=is_over)
 
 
 def settle(state: CoordinatorState, now_s: float) -> events.Result:
     """Return the rows of islands that have left, and end the run with its data."""
     if state.ledger is None or state.is_observed or state.move is not None:
         return state, []
-    state, actions = _released(state, _departed(state))
+    state, actions = _released(state, departed(state))
     if not is_over(state, now_s):
         return state, actions
     if state.last_round is None:
@@ -93,7 +113,7 @@ def wakes_at(state: CoordinatorState, now_s: float) -> Iterator[float]:
     """Yield the moments at which time alone can change something about rows."""
     if state.ledger is None or state.is_observed or state.ledger.has_free:
         return
-    if any(_departed(state)) or is_over(state, now_s):
+    if any(departed(state)) or is_over(state, now_s):
         yield now_s + WAKE_S
     for island in state.ledger.holdings:
         if island in state.members.known:
@@ -106,7 +126,7 @@ def is_over_for(state: CoordinatorState, island: str, now_s: float) -> bool:
     Live islands keep their rows. Rows of an island that has left or is silent may
     return; in a run without an owner those of a silent one do not.
     """
-    ledger = _ledger(state)
+    ledger = require_ledger(state)
     if _has_ended(state):
         return True
     return not ledger.has_free and not any(
@@ -175,7 +195,13 @@ def _unpacked(cursor: bytes) -> Spans:
         return EMPTY
 
 
-def _ledger(state: CoordinatorState) -> RowLedger:
+def require_ledger(state: CoordinatorState) -> RowLedger:
+    """Return the ledger of a run that deals out rows.
+
+    Raises:
+        UsageError: it deals out none.
+        Refused: it has no weights yet.
+    """
     if not state.settings.data.is_dealt:
         raise UsageError(
             "This run does not deal out rows: data.order='islands'. Shard the data by "
@@ -206,7 +232,7 @@ def _released_at_s(state: CoordinatorState, island: str) -> float:
     return heard_s + max(LEASE_S, state.settings.limits.deadline_max_s)
 
 
-def _departed(state: CoordinatorState) -> Iterator[str]:
+def departed(state: CoordinatorState) -> Iterator[str]:
     """Yield the islands that have left with rows, and of which no update stands."""
     assert state.ledger is not None
     for island, spans in state.ledger.holdings.items():

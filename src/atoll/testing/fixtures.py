@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from atoll.data import Ask, Claim
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.exchange.bucket import BucketReader, StoreExchange
 from atoll.exchange.bucket.create import make_run
@@ -173,6 +174,10 @@ class Unhurried(StoreExchange):
         self._runtime.sleep(BEAT_S)
         return super().state(fragment)
 
+    def claim(self, ask: Ask) -> Claim:
+        self._runtime.sleep(BEAT_S)
+        return super().claim(ask)
+
 
 class StoreRun:
     """A run in a store; call it to attach an island."""
@@ -182,7 +187,7 @@ class StoreRun:
         self._incarnations = itertools.count(1)
         make_run(store, settings, url="a test's store")
 
-    def __call__(self, *, key: bytes) -> Exchange:
+    def __call__(self, *, key: bytes) -> StoreExchange:
         """Return the exchange for one incarnation of an island that holds `key`."""
         reader = BucketReader.open(self.store, self.time, url="a test's store")
         nonce = next(self._incarnations).to_bytes(16, "little")

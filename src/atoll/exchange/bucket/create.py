@@ -48,7 +48,6 @@ def make_run(
             one that the settings name.
     """
     require_able(store, settings, url=url)
-    settings.require_cut_data("a bucket")
     if settings.run.bundle != (bundle.digest if bundle else None):
         raise UsageError(
             f"The settings have run.bundle={settings.run.bundle!r}, and "

@@ -209,6 +209,9 @@ class RosterDocument:
     controls: int = 0
     """The number of controls that its writer had read."""
 
+    claims: int | None = None
+    """The number of claims that its writer had read; None: there are none."""
+
     digest: bytes = b""
     """Of the object that it was read from; not one of its fields."""
 
@@ -380,7 +383,11 @@ ROSTER: JsonField[RosterDocument] = fields.table(
         "roster": _ROSTER,
         "move": fields.integer(),
     },
-    optional={"before": _MAYBE_DIGEST, "controls": fields.integer()},
+    optional={
+        "before": _MAYBE_DIGEST,
+        "controls": fields.integer(),
+        "claims": fields.integer(1),
+    },
 )
 COUNTED = fields.row(
     CountedProgress,
@@ -577,7 +584,6 @@ def fetch_settings(store: Store, *, url: str) -> SettingsDocument:
         raise CorruptError(
             f"{exc} Change settings with `atoll control`, never by hand."
         ) from exc
-    document.settings.require_cut_data("a bucket")
     if document.settings.fingerprint != document.fingerprint:
         raise CorruptError(
             f"{keys.SETTINGS} says fingerprint {document.fingerprint}, and its "

@@ -28,18 +28,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from atoll import protocol, wire
+from atoll.data import Ask, Claim, DataSpec
 from atoll.errors import AtollError, CorruptError, RunMoved
 from atoll.exchange.base import Constants, Frame, Outcome
 from atoll.exchange.bucket import documents, keys, means
 from atoll.exchange.bucket.create import BucketFounder
+from atoll.exchange.bucket.dealer import StoreDealer
 from atoll.exchange.bucket.member import WATCH_S, LateUpdates, MemberEntry, MemberLease
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.own_past import OwnPastWriter
 from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.states import STATE_ROUNDS, States
-from atoll.exchange.bucket.view import BEAT_S, RunView
+from atoll.exchange.bucket.view import BEAT_S
+from atoll.protocol import rows
 from atoll.protocol.coordinator import buffer_of
 from atoll.protocol.events import Welcome
 from atoll.protocol.join_leave import reply_to
@@ -77,6 +81,11 @@ class StoreExchange:
             self._lease.past = OwnPastWriter(self._store, unix_s)
         self._closer = RoundCloser(reader, self._states)
         self._entry = MemberEntry(reader, self._states, key=key, nonce=nonce)
+        self._dealer = StoreDealer(
+            self._lease,
+            close_all=partial(self._closer.close_all, self._states),
+            end_with_data=self._closer.end_with_data,
+        )
         self._request: protocol.JoinRequest | None = None
         self._backoff = PollBackoff()
         self._founder = BucketFounder(reader, nonce.hex())
@@ -129,6 +138,7 @@ class StoreExchange:
             if not was_founded:  # the others may have closed rounds since
                 for fragment in range(len(self._reader.view.layout)):
                     self._states.begin(fragment)
+            self._dealer.enter(member)
         return self._reply(member, is_founder=is_founder)
 
     def _is_founder(self, member: documents.MemberDocument) -> bool:
@@ -145,6 +155,7 @@ class StoreExchange:
     def _reply(
         self, member: documents.MemberDocument, *, is_founder: bool
     ) -> protocol.JoinReply:
+        held_rows = self._dealer.held_rows(member)
         with self._reader.lock:
             view, beat = self._reader.view, member.beat
             position = view.position(self._runtime.now_s())
@@ -161,7 +172,7 @@ class StoreExchange:
             )
             member_seen = view.state.members.require_life(beat.island, beat.incarnation)
             welcome = Welcome(member_seen, position, is_founder, spoken_for)
-            return reply_to(view.state, welcome)
+            return replace(reply_to(view.state, welcome), held_rows=held_rows)
 
     def heartbeat(
         self, beat: protocol.Heartbeat, *, at_once: bool = False
@@ -263,6 +274,15 @@ class StoreExchange:
             if island in round.staged:
                 # The remaining islands would close it; there may be none.
                 self._closer.close_if_due(round.fragment)
+        self._closer.end_with_data()
+
+    def open_data(self, island: str, incarnation: int, data: DataSpec) -> DataSpec:
+        """Describe an island's data to the run. Implements `Dealer`."""
+        return self._dealer.open_data(island, incarnation, data)
+
+    def claim(self, ask: Ask) -> Claim:
+        """Return rows of the run that now belong to the island."""
+        return self._dealer.claim(ask)
 
     def _standing(
         self, member: documents.MemberDocument
@@ -401,7 +421,7 @@ class EarlierUpdates:
         while standing := self._standing():
             for fragment in sorted({update.fragment for update in standing}):
                 self._closer.close_if_due(fragment)
-                self._take_base(fragment)
+                take_base(self._reader, self._states, fragment)
             self._runtime.sleep(pause_s)
             pause_s = min(pause_s * GROWTH, LONGEST_S)
             self._note_waiting(standing[0].fragment)
@@ -425,19 +445,6 @@ class EarlierUpdates:
                 )
             ]
 
-    def _take_base(self, fragment: int) -> None:
-        """Learn the base of a round that is due and that no island has closed yet."""
-        with self._reader.lock:
-            view, now_s = self._reader.view, self._runtime.now_s()
-            round = view.state.rounds[fragment]
-            can_close = round.can_close(view.state.members, view.settings, now_s)
-            if round.base != UNKNOWN_BASE or not can_close:
-                return
-        state = self._states.read(fragment)
-        with self._reader.lock:
-            base = protocol.HeldRound(state.round, state.digest)
-            self._reader.base_view.note_held(fragment, base, self._runtime.now_s())
-
     def _note_waiting(self, fragment: int) -> None:
         """Show other islands that this one waits: if all do, the run is stuck."""
         waits_for = (fragment, self._reader.view.number(fragment))
@@ -458,21 +465,47 @@ class RoundCloser:
         self.island: str | None = None
         """Name of the closing island; None for read-only observers."""
 
-    def close_if_due(self, fragment: int) -> None:
-        """Read the open round of a fragment, and close it if that is due."""
+    def close_if_due(self, fragment: int, *, has_work: bool = True) -> None:
+        """Read the open round of a fragment, and close it if that is due.
+
+        With `has_work` False also one that this island has not published for.
+        """
         # A slow first read has cached the objects: the second one is quick.
         is_fresh = self._read(fragment) or self._read(fragment)
-        if not is_fresh or self._due(fragment) is None:
+        if not is_fresh or self._due(fragment, has_work=has_work) is None:
             return
         read_s = self._runtime.now_s()
         # A stop or a pause since the last heartbeat: others may have applied it.
         self._reader.poll_controls()
+        self._reader.rows.read()  # the judge knows who holds which rows
         is_old = self._runtime.now_s() - read_s > FRESH_S
         if (self._prove_base(fragment) or is_old) and not self._read(fragment):
             return
-        document = self._due(fragment)
-        if document is not None:
+        document = self._due(fragment, has_work=has_work)
+        if document is not None and self._reader.rows.is_current(fragment):
             self._close(document)
+
+    def close_all(self, states: States) -> None:
+        """Close the rounds that are due, as an island that waits for rows.
+
+        Rows of islands that have left are free when no update of them stands.
+        """
+        for fragment in range(len(self._reader.view.layout)):
+            take_base(self._reader, states, fragment)
+            self.close_if_due(fragment, has_work=False)
+
+    def end_with_data(self) -> None:
+        """End the run if its data is over, and nothing else ends it."""
+        if not self._reader.view.settings.data.is_dealt:
+            return
+        self._reader.rows.read()
+        with self._reader.lock:
+            state, now_s = self._reader.view.state, self._runtime.now_s()
+            is_over = state.last_round is None and rows.is_over(state, now_s)
+        if is_over and self._reader.view.is_async:
+            self._end_each()
+        elif is_over:
+            self._stop(self._reader.furthest_round())
 
     def _prove_base(self, fragment: int) -> bool:
         """Compute the run's own base, if islands start from several states."""
@@ -492,7 +525,9 @@ class RoundCloser:
                 self._reader.base_view.note_proven(fragment, base, now_s)
         return is_disputed
 
-    def _due(self, fragment: int) -> documents.RosterDocument | None:
+    def _due(
+        self, fragment: int, *, has_work: bool = True
+    ) -> documents.RosterDocument | None:
         """Return the roster that this island may put now."""
         if self.island is None:
             return None
@@ -500,8 +535,10 @@ class RoundCloser:
             if self._late_updates.unseen(fragment):
                 return None  # a farewell was read since: the next read republishes
             now_s = self._runtime.now_s()
-            due = self._reader.update_view.closable(fragment, self.island, now_s)
-            return roster_document(self._reader.view, *due, now_s) if due else None
+            due = self._reader.update_view.closable(
+                fragment, self.island, now_s, has_work=has_work
+            )
+            return roster_document(self._reader, *due, now_s) if due else None
 
     def _read(self, fragment: int) -> bool:
         """Read a round and its missing islands; False: the result is old by now.
@@ -527,6 +564,8 @@ class RoundCloser:
             self._end_each()
         elif has_ended and not self._reader.view.is_async:
             self._stop(self._reader.furthest_round())
+        else:
+            self.end_with_data()
 
     def _stop(self, last_round: int) -> None:
         """Put the control that ends the run, unless it ends as early already."""
@@ -555,10 +594,25 @@ class RoundCloser:
         self._reader.read_controls()
 
 
+def take_base(reader: BucketReader, states: States, fragment: int) -> None:
+    """Learn the base of a round that is due and that no island has closed yet."""
+    with reader.lock:
+        view, now_s = reader.view, reader.runtime.now_s()
+        round = view.state.rounds[fragment]
+        can_close = round.can_close(view.state.members, view.settings, now_s)
+        if round.base != UNKNOWN_BASE or not can_close:
+            return
+    state = states.read(fragment)
+    with reader.lock:
+        base = protocol.HeldRound(state.round, state.digest)
+        reader.base_view.note_held(fragment, base, reader.runtime.now_s())
+
+
 def roster_document(
-    view: RunView, round: Round, roster: wire.Roster, now_s: float
+    reader: BucketReader, round: Round, roster: wire.Roster, now_s: float
 ) -> documents.RosterDocument:
     """Return the document that closes an open round with a roster."""
+    view = reader.view
     departing = frozenset(
         name
         for name, header in round.staged.items()
@@ -581,6 +635,7 @@ def roster_document(
         roster=roster,
         before=view.heads[round.fragment].digest,
         controls=len(view.controls),
+        claims=reader.rows.number or None,
     )
 
 

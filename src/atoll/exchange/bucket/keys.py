@@ -7,6 +7,8 @@
     code/<digest>                     code for islands that are launched elsewhere
     run.json                          names the founding; put last: then there is a run
     control/<number>                  commands of operators, in order
+    claims/<number>                   rows that islands have claimed, in order
+    claims/states/<number>            the ledger of rows after an entry of that log
     slots/<number>                    the name of the island that has the slot
     members/<slug>.<incarnation>      overwritten by each heartbeat of the incarnation
     past/<slug>.<incarnation>         how its training went, for people
@@ -32,6 +34,7 @@ SETTINGS, RUN = "settings/0", "run.json"
 MEMBERS, CONTROL, SLOTS, STATES = "members/", "control/", "slots/", "states/"
 COMPLETE = "complete"
 CODE, ARRIVALS, PAST = "code/", "arrivals/", "past/"
+CLAIMS, LEDGERS = "claims/", "claims/states/"
 
 _SLUG_BYTES = 40
 _OTHERS = re.compile("[^a-z0-9-]+")
@@ -94,6 +97,22 @@ def past(island: str, incarnation: int) -> str:
 def control(number: int) -> str:
     """Return the key of an operator's command."""
     return f"{CONTROL}{number}"
+
+
+def claim(number: int) -> str:
+    """Return the key of an entry of the log of claims."""
+    return f"{CLAIMS}{number}"
+
+
+def ledger(number: int) -> str:
+    """Return the key of the ledger of rows after an entry of that log."""
+    return f"{LEDGERS}{number}"
+
+
+def number_of(key: str, prefix: str) -> int | None:
+    """Return the number that a key has after a prefix; None if it has another form."""
+    digits = key.removeprefix(prefix)
+    return int(digits) if key.startswith(prefix) and _is_number(digits) else None
 
 
 def slot(number: int) -> str:

@@ -392,6 +392,7 @@ class MoveOut:
     def _close(self, fragment: int, number: int) -> None:
         """Close an open round even below the quorum, unless it is closed meanwhile."""
         state = self._states.read(fragment)
+        self._reader.rows.read()
         with self._reader.lock:
             now_s = self._reader.runtime.now_s()
             base = HeldRound(state.round, state.digest)
@@ -400,7 +401,7 @@ class MoveOut:
             roster = self._reader.update_view.roster_now(round, now_s)
             # While the run moves, no island applies a roster and makes a shard's mean.
             document = replace(
-                roster_document(self._view, round, roster, now_s), shards=()
+                roster_document(self._reader, round, roster, now_s), shards=()
             )
         if round.number == number:
             put_roster(self._reader, document)

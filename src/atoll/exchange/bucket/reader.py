@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from atoll import wire
 from atoll.errors import CorruptError, NoSuchObject, UsageError
 from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.dealer import RowReader
 from atoll.exchange.bucket.documents import RESTORE
 from atoll.exchange.bucket.keys import IncarnationKey, UpdateKey, incarnation_of
 from atoll.exchange.bucket.updates import UpdateReader
@@ -70,6 +71,7 @@ class BucketReader:
         self.control_view = ControlView(self.view, self.member_view)
         self.members = MemberReader(self)
         self.updates = UpdateReader(self, self.members)
+        self.rows = RowReader(self)
         self._founding_head: documents.RosterHead | None = None
         self._fingerprint = settings.fingerprint
         self._warnings: set[str] = set()
@@ -393,6 +395,7 @@ class BucketReader:
                 if self.view.number(fragment) == number:
                     self._require_next(roster, key)
                     self.update_view.apply_roster(roster, self.runtime.now_s())
+                    self.rows.note_roster(roster)
             if has_unknown:
                 # Rounds wait only for members whose documents were read.
                 self.members.read()

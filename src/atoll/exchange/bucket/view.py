@@ -375,17 +375,18 @@ class UpdateView:
         self._view.advance(seen, now_s)
 
     def closable(
-        self, fragment: int, island: str, now_s: float
+        self, fragment: int, island: str, now_s: float, *, has_work: bool = True
     ) -> tuple[Round, Roster] | None:
         """Return the round that `island` may close now, and its roster.
 
         Only an island that has published for the round may close it: it has applied the
         round before, so it knows the base, and its own update is in the roster. If the
-        run has a decider, no other island may.
+        run has a decider, no other island may. One without work to publish, which waits
+        for rows (`has_work` False), may close a round that others have published for.
         """
         round = self._view.state.rounds[fragment]
         may_close = (
-            island in round.staged
+            (island in round.staged or not has_work)
             and self._view.settings.store.decider in (None, island)
             and round.base != UNKNOWN_BASE
             and not self.unread(fragment)

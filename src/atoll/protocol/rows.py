@@ -12,7 +12,7 @@ Rule 5: a run without `end_rounds` and `end_tokens` ends, as by an operator's st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from atoll.data import Ask, Claim, RowLedger, Spans
@@ -46,9 +46,9 @@ def claim(
 ) -> events.Result:
     """Deal units to an island; a number that is known gets the same turns again."""
     ask = event.ask
-    known = answer_to(state, ask)
-    if known is not None:
-        return state, [events.Respond(known)]
+    answer = answer_to(state, ask)
+    if answer is not None:
+        return state, [events.Respond(answer)]
     state, actions = _released(state, departed(state))
     if not require_ledger(state).has_free:
         state, others = _released(state, _silent(state, now_s))
@@ -82,8 +82,11 @@ def answer_to(state: CoordinatorState, ask: Ask) -> Claim | None:
     return None if spans is None else Claim(spans=spans)
 
 
-def chosen(state: CoordinatorState, ask: Ask, now_s: float) -> Claim:
-    """Return the answer to a new claim by the present ledger."""
+def chosen(
+    state: CoordinatorState, ask: Ask, now_s: float, *, departed: Iterable[str] = ()
+) -> Claim:
+    """Return the answer to a new claim, once the rows of these islands are free."""
+    state, _ = _released(state, departed)
     spans = EMPTY
     if not _has_ended(state):
         num_live = max(1, len(state.members.live(now_s)))
@@ -262,7 +265,7 @@ def _stands(state: CoordinatorState, island: str) -> bool:
     )
 
 
-def _released(state: CoordinatorState, islands: Iterator[str]) -> events.Result:
+def _released(state: CoordinatorState, islands: Iterable[str]) -> events.Result:
     """Make the rows of islands free; one at a time, so that each is durable."""
     actions: list[events.Action] = []
     for island in list(islands):

@@ -141,6 +141,8 @@ class StoreObserver:
             self._has_begun = True
         for fragment in fragments:
             self.reader.read_round(fragment)
+        if self.reader.rows is not None:
+            self.reader.rows.read()
 
     def watch(self, seconds: float) -> None:
         """Read members until each is known to be live or silent, or time is up.
@@ -676,7 +678,7 @@ class StoreRunClient:
         return replace(base.ExportedWeights.of_file(file, size), moved_to=moved_to)
 
     def export_ledger(self, file: Path) -> int:
-        """Write the ledger from the rosters of the store."""
+        """Write the ledger from the claims and rosters of the store."""
         self._observer.look()
         state = self._observer.reader.view.state
         table = LedgerTable(require_ledger(state.ledger))

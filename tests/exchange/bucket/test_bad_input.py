@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from atoll import RunSettings
-from atoll.errors import CorruptError, SettingsError, UsageError
+from atoll.errors import CorruptError, UsageError
 from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
 from atoll.exchange.bucket.create import make_run, require_able
 from atoll.exchange.bucket.view import BEAT_S
@@ -329,13 +329,3 @@ def weak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     home: Path = tmp_path_factory.mktemp("weak") / "home"
     with rclone(home) as where:
         yield where
-
-
-def test_a_run_that_deals_out_rows_is_not_made() -> None:
-    """Nothing in a bucket numbers claims of rows yet, which is said by name."""
-    store = MemoryStore()
-    dealt = RunSettings.from_dict({"data": {"order": "run"}})
-    with pytest.raises(SettingsError, match=r"order='run' does not work in a bucket"):
-        make_run(store, dealt, url=URL)
-
-    assert store.items("") == []

@@ -14,8 +14,8 @@ Rule 2: an entry is void, for every reader, if it cannot be read, if a later inc
 Rule 3: an entry that gives up the rows of an island names its incarnation. It does
         nothing if a later incarnation has an earlier entry: an island that returns puts
         an entry before it trains on the rows that its name holds.
-Rule 4: a row counts once whatever the log says: whoever closes a round refuses an
-        update with rows that have counted, or that its island does not hold.
+Rule 4: a row counts once regardless of the log: the island that closes a round refuses
+        an update with rows that have counted, or that its island does not hold.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_ISLANDS = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
-class GoneIsland:
+class DepartedIsland:
     """An island whose rows become free, or are partly trained."""
 
     island: str
@@ -57,7 +57,7 @@ class ClaimDocument:
     """Of the claim; 0: the entry claims nothing."""
 
     spans: Spans
-    released: tuple[GoneIsland, ...]
+    released: tuple[DepartedIsland, ...]
     """Whose rows become free before the claim is answered."""
 
     rounds: tuple[int, ...]
@@ -68,14 +68,14 @@ class ClaimDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IslandRows:
+class LedgerRow:
     """The rows of one island in a ledger."""
 
     island: str
     incarnation: int
     """Of its last entry; 0: it has none."""
 
-    held: Spans
+    in_hand: Spans
     partly: Spans
     claims: tuple[NumberedClaim, ...]
 
@@ -105,11 +105,13 @@ class LedgerDocument:
     free: Spans
     counted: tuple[Spans, ...]
     refused: tuple[Spans, ...]
-    islands: tuple[IslandRows, ...]
+    islands: tuple[LedgerRow, ...]
 
 
 _ROUNDS = fields.listed(fields.integer(), max_items=MAX_FRAGMENTS)
-_GONE = fields.row(GoneIsland, {"island": fields.NAME, "incarnation": fields.integer()})
+_DEPARTED = fields.row(
+    DepartedIsland, {"island": fields.NAME, "incarnation": fields.integer()}
+)
 CLAIM: JsonField[ClaimDocument] = fields.table(
     ClaimDocument,
     {
@@ -118,18 +120,18 @@ CLAIM: JsonField[ClaimDocument] = fields.table(
         "incarnation": fields.integer(1),
         "number": fields.integer(),
         "spans": SPANS,
-        "released": fields.listed(_GONE, max_items=MAX_ISLANDS),
+        "released": fields.listed(_DEPARTED, max_items=MAX_ISLANDS),
         "rounds": _ROUNDS,
     },
     optional={"data": DATA},
 )
 _NUMBERED = fields.row(NumberedClaim, {"number": fields.integer(1), "spans": SPANS})
 _ISLAND = fields.row(
-    IslandRows,
+    LedgerRow,
     {
         "island": fields.NAME,
         "incarnation": fields.integer(),
-        "held": SPANS,
+        "in_hand": SPANS,
         "partly": SPANS,
         "claims": fields.listed(_NUMBERED, max_items=KEPT_CLAIMS),
     },
@@ -171,10 +173,10 @@ def ledger_document(
         counted=ledger.counted,
         refused=ledger.refused,
         islands=tuple(
-            IslandRows(
+            LedgerRow(
                 island=name,
                 incarnation=incarnations.get(name, 0),
-                held=ledger.holdings.get(name, EMPTY),
+                in_hand=ledger.holdings.get(name, EMPTY),
                 partly=ledger.partly.get(name, EMPTY),
                 claims=tuple(
                     NumberedClaim(*claim) for claim in ledger.claims.get(name, ())
@@ -207,7 +209,7 @@ def ledger_of(document: LedgerDocument, empty: RowLedger) -> RowLedger:
         free=document.free,
         counted=document.counted,
         refused=document.refused,
-        holdings={row.island: row.held for row in document.islands if row.held},
+        holdings={row.island: row.in_hand for row in document.islands if row.in_hand},
         partly={row.island: row.partly for row in document.islands if row.partly},
         claims={
             row.island: tuple((claim.number, claim.spans) for claim in row.claims)
@@ -226,10 +228,10 @@ def _require_sound(ledger: RowLedger) -> None:
         CorruptError: one is.
     """
     seen = ledger.free
-    for name, held in sorted(ledger.holdings.items()):
-        if seen & held:
+    for name, turns in sorted(ledger.holdings.items()):
+        if seen & turns:
             raise CorruptError(f"A ledger of rows has turns of {name!r} twice.")
-        seen = seen | held
+        seen = seen | turns
     last = max(seen.last, union((*ledger.counted, *ledger.refused)).last)
     limit = MAX_TURN if ledger.total is None else ledger.total
     if not last <= ledger.front <= limit:
@@ -248,7 +250,8 @@ class _ReadRoster(NamedTuple):
 class RowLog:
     """The ledger after the entries and rosters that were read, in the order of rule 1.
 
-    Add what was read, in order, then `advance`. What cannot be taken yet waits.
+    Add entries and rosters in their order, then `advance`. Those that follow others
+    which were not added yet wait for them.
     """
 
     def __init__(self, empty: RowLedger) -> None:
@@ -288,7 +291,7 @@ class RowLog:
         return self._rounds[fragment] + len(self._rosters[fragment]) + 1
 
     def restore(self, document: LedgerDocument) -> None:
-        """Begin with the ledger of a document; forget what waits.
+        """Begin with the ledger of a document; forget waiting entries and rosters.
 
         Raises:
             CorruptError: it does not fit the run.
@@ -322,7 +325,7 @@ class RowLog:
             self._rosters[fragment].append(_ReadRoster(round, claims, roster))
 
     def advance(self) -> None:
-        """Take all that follows what the ledger has."""
+        """Take all entries and rosters that can be taken."""
         while self._take_entry() or any(
             [self._take_roster(index) for index in range(len(self._rounds))]
         ):
@@ -372,9 +375,9 @@ class RowLog:
 
     def _apply(self, entry: ClaimDocument) -> None:
         ledger = self.ledger
-        for gone in entry.released:
-            if not self.has_returned(gone.island, gone.incarnation):
-                ledger = ledger.released(gone.island)
+        for other in entry.released:
+            if not self.has_returned(other.island, other.incarnation):
+                ledger = ledger.released(other.island)
         if entry.data is not None:
             ledger = _opened(ledger, entry.data)
         is_claim = entry.number > ledger.last_claim(entry.island)

@@ -21,16 +21,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from atoll.data import Ask, Claim, DataSpec, RowLedger
+from atoll.data import Ask, Claim, DataSpec
 from atoll.data.spans import EMPTY, Spans, union
 from atoll.errors import CorruptError, NoSuchObject, StoreDenied, UsageError
 from atoll.exchange.bucket import claims, documents, keys
-from atoll.exchange.bucket.claims import ClaimDocument, GoneIsland, RowLog
+from atoll.exchange.bucket.claims import ClaimDocument, DepartedIsland, RowLog
 from atoll.exchange.bucket.documents import RESTORE
 from atoll.exchange.bucket.keys import UpdateKey
 from atoll.protocol import events, rows
 from atoll.protocol.island import CARRIED_ROUNDS
-from atoll.protocol.tables import changed
 from atoll.wire import Verdict
 
 if TYPE_CHECKING:
@@ -48,10 +47,19 @@ MAX_WAITING = 256
 """Rosters that wait in memory for the log to be read; later ones are read again."""
 
 STALE_S = 600.0
-"""After so long without a look at the log, its entries may have been removed."""
+"""Entries that are longer unread may have been removed."""
 
 FRESH_S = 5.0
 """A put that took longer may have come after its entry was made and removed."""
+
+
+AT_ONCE = 16
+"""Entries that are read together by a reader that is as far behind."""
+
+MISSING = ClaimDocument(
+    run="", island="", incarnation=0, number=0, spans=EMPTY, released=(), rounds=()
+)
+"""No entry of the log."""
 
 
 class RowReader:
@@ -60,7 +68,7 @@ class RowReader:
     def __init__(self, reader: BucketReader) -> None:
         self._reader, self._store, self._runtime = reader, reader.store, reader.runtime
         self.log: RowLog | None = None
-        """None: the run deals out no rows, or has no weights, or nobody has read."""
+        """None: the run has no weights, or the log was not read yet."""
 
         self._looked_s = 0.0
         """When the log was last read to its end."""
@@ -86,8 +94,6 @@ class RowReader:
     def read(self) -> None:
         """Bring the ledger to the end of the log and to the rosters that were read.
 
-        Nothing is read for a run that deals out no rows.
-
         Raises:
             CorruptError: an entry or a roster is gone.
         """
@@ -96,8 +102,9 @@ class RowReader:
             return
         if self._runtime.now_s() - self._looked_s > STALE_S:
             self._begin_later(log, log.next_entry)
-        while self._read_next(log):
-            pass
+        num_read = 0
+        while self._read_entries(log, AT_ONCE if num_read >= AT_ONCE else 1):
+            num_read += 1
         self._looked_s = self._runtime.now_s()
         while not self._catch_up(log):
             pass
@@ -147,25 +154,33 @@ class RowReader:
         numbers = (keys.number_of(key, keys.LEDGERS) for key in listed)
         return [number for number in numbers if number is not None]
 
-    def _read_next(self, log: RowLog) -> bool:
-        """Read the next entry; return False if there is none."""
+    def _read_entries(self, log: RowLog, count: int) -> bool:
+        """Read the next entries; return False if one of them does not exist."""
         with self._reader.lock:
-            number = log.next_entry
+            first = log.next_entry
+        numbers = range(first, first + count)
+        entries = self._runtime.gather([partial(self._entry, n) for n in numbers])
+        for number, entry in zip(numbers, entries, strict=True):
+            if entry is MISSING:
+                return False
+            with self._reader.lock:
+                if log.next_entry == number:
+                    log.add_entry(entry)
+        return True
+
+    def _entry(self, number: int) -> ClaimDocument | None:
+        """Return an entry; `MISSING` if there is none, and None if it is damaged."""
         key = keys.claim(number)
         read = partial(
             documents.fetch, self._store, claims.CLAIM, key, run=self._reader.run
         )
         try:
-            document = self._reader.ignore_corrupt(key, read)
+            return self._reader.ignore_corrupt(key, read)
         except NoSuchObject:
-            return False
-        with self._reader.lock:
-            if log.next_entry == number:
-                log.add_entry(document)
-        return True
+            return MISSING
 
     def _catch_up(self, log: RowLog) -> bool:
-        """Take what was read; return False if more had to be read for that."""
+        """Bring the ledger up; return False if more had to be read for that."""
         reader = self._reader
         for fragment in range(len(reader.view.layout)):
             self._read_rosters(log, fragment)
@@ -184,7 +199,8 @@ class RowReader:
                 )
         if not awaited and entry > log.number:
             # The roster was read after the end of the log.
-            if not self._read_next(log) and not self._begin_later(log, entry):
+            is_found = self._read_entries(log, 1)
+            if not is_found and not self._begin_later(log, log.next_entry):
                 raise CorruptError(
                     f"{keys.claim(log.next_entry)} is gone: a roster was written by an "
                     f"island that had read {keys.claim(entry)}. {RESTORE}"
@@ -293,8 +309,20 @@ class StoreDealer:
     ) -> None:
         """`close_all` closes rounds that are due while this island waits for rows."""
         self._lease, self._reader = lease, lease.reader
-        self._rows, self._runtime = lease.reader.rows, lease.reader.runtime
+        self._runtime = lease.reader.runtime
         self._close_all, self._end_with_data = close_all, end_with_data
+
+    @property
+    def _rows(self) -> RowReader:
+        """The ledger of the run.
+
+        Raises:
+            UsageError: the run deals out no rows.
+        """
+        if self._reader.rows is None:
+            rows.require_ledger(self._reader.view.state)
+        assert self._reader.rows is not None
+        return self._reader.rows
 
     def open_data(self, island: str, incarnation: int, data: DataSpec) -> DataSpec:
         """Describe the data of an island. Safe to repeat; else as `Dealer` says."""
@@ -318,9 +346,9 @@ class StoreDealer:
             self._rows.read()
             with self._reader.lock:
                 state = self._reader.view.state
-                known = rows.answer_to(state, ask)
-                if known is not None:
-                    return known
+                answer = rows.answer_to(state, ask)
+                if answer is not None:
+                    return answer
                 number = self._rows.number + 1
                 claim, document = self._decided(ask)
             if claim.spans or document.released:
@@ -339,7 +367,7 @@ class StoreDealer:
         An island that has decided before that they become free is overtaken.
         """
         beat = member.beat
-        while True:
+        while self._reader.rows is not None:
             self._rows.read()
             log = self._rows.log
             if log is None:
@@ -386,16 +414,14 @@ class StoreDealer:
     def _decided(self, ask: Ask) -> tuple[Claim, ClaimDocument]:
         """Return the answer to a new claim, and the entry that makes it durable."""
         state, now_s = self._reader.view.state, self._runtime.now_s()
-        gone = self._gone()
-        ledger: RowLedger = rows.require_ledger(state)
-        for other in gone:
-            ledger = ledger.released(other.island)
-        claim = rows.chosen(changed(state, ledger=ledger), ask, now_s)
+        departed = self._departed()
+        names = [other.island for other in departed]
+        claim = rows.chosen(state, ask, now_s, departed=names)
         document = replace(
             self._entry(ask.island, ask.incarnation),
             number=ask.number if claim.spans else 0,
             spans=claim.spans,
-            released=gone,
+            released=departed,
         )
         return claim, document
 
@@ -413,11 +439,11 @@ class StoreDealer:
             rounds=log.rounds,
         )
 
-    def _gone(self) -> tuple[GoneIsland, ...]:
+    def _departed(self) -> tuple[DepartedIsland, ...]:
         """Return the islands whose rows become free now."""
         view, log = self._reader.view, self._rows.log
         assert log is not None
-        gone = []
+        departed = []
         for island in rows.departed(view.state):
             document = view.documents.get(island)
             if document is None:
@@ -426,8 +452,8 @@ class StoreDealer:
             if log.has_returned(island, incarnation):
                 continue
             if not any(self._may_count(island, update) for update in document.stands):
-                gone.append(GoneIsland(island=island, incarnation=incarnation))
-        return tuple(gone)
+                departed.append(DepartedIsland(island=island, incarnation=incarnation))
+        return tuple(departed)
 
     def _may_count(self, island: str, update: StandingUpdate) -> bool:
         """Return whether a roster may still list an update that a document names.
@@ -445,11 +471,11 @@ class StoreDealer:
             return True
         if number - update.round > CARRIED_ROUNDS:
             return False
-        known = [
+        rosters = [
             view.rosters.get((fragment, round)) for round in range(update.round, number)
         ]
-        entries = [roster.roster.entry(island) for roster in known if roster]
+        entries = [roster.roster.entry(island) for roster in rosters if roster]
         is_listed = any(
             entry and entry.verdict is not Verdict.LATE for entry in entries
         )
-        return None not in known and not is_listed
+        return None not in rosters and not is_listed

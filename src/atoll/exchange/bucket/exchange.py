@@ -477,12 +477,16 @@ class RoundCloser:
         read_s = self._runtime.now_s()
         # A stop or a pause since the last heartbeat: others may have applied it.
         self._reader.poll_controls()
-        self._reader.rows.read()  # the judge knows who holds which rows
+        ledger = self._reader.rows
+        if ledger is not None:
+            ledger.read()  # the judge knows which island holds which rows
         is_old = self._runtime.now_s() - read_s > FRESH_S
         if (self._prove_base(fragment) or is_old) and not self._read(fragment):
             return
         document = self._due(fragment, has_work=has_work)
-        if document is not None and self._reader.rows.is_current(fragment):
+        if ledger is not None and not ledger.is_current(fragment):
+            return
+        if document is not None:
             self._close(document)
 
     def close_all(self, states: States) -> None:
@@ -496,7 +500,7 @@ class RoundCloser:
 
     def end_with_data(self) -> None:
         """End the run if its data is over, and nothing else ends it."""
-        if not self._reader.view.settings.data.is_dealt:
+        if self._reader.rows is None:
             return
         self._reader.rows.read()
         with self._reader.lock:
@@ -635,7 +639,7 @@ def roster_document(
         roster=roster,
         before=view.heads[round.fragment].digest,
         controls=len(view.controls),
-        claims=reader.rows.number or None,
+        claims=reader.rows.number or None if reader.rows is not None else None,
     )
 
 

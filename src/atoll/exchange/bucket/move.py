@@ -392,7 +392,8 @@ class MoveOut:
     def _close(self, fragment: int, number: int) -> None:
         """Close an open round even below the quorum, unless it is closed meanwhile."""
         state = self._states.read(fragment)
-        self._reader.rows.read()
+        if self._reader.rows is not None:
+            self._reader.rows.read()
         with self._reader.lock:
             now_s = self._reader.runtime.now_s()
             base = HeldRound(state.round, state.digest)

@@ -71,7 +71,9 @@ class BucketReader:
         self.control_view = ControlView(self.view, self.member_view)
         self.members = MemberReader(self)
         self.updates = UpdateReader(self, self.members)
-        self.rows = RowReader(self)
+        self.rows = RowReader(self) if settings.settings.data.is_dealt else None
+        """The ledger of rows; None: the run deals out none."""
+
         self._founding_head: documents.RosterHead | None = None
         self._fingerprint = settings.fingerprint
         self._warnings: set[str] = set()
@@ -395,7 +397,8 @@ class BucketReader:
                 if self.view.number(fragment) == number:
                     self._require_next(roster, key)
                     self.update_view.apply_roster(roster, self.runtime.now_s())
-                    self.rows.note_roster(roster)
+                    if self.rows is not None:
+                        self.rows.note_roster(roster)
             if has_unknown:
                 # Rounds wait only for members whose documents were read.
                 self.members.read()

@@ -450,11 +450,3 @@ def test_an_ended_run_deals_nothing() -> None:
     _, claim, changes = asked(replace(state, rounds=(ended,), last_round=4), "a")
 
     assert (claim, changes) == (Claim(spans=Spans(), is_over=True), [])
-
-
-def test_a_run_that_deals_out_rows_cannot_move() -> None:
-    """Its ledger does not move along, which is said by name."""
-    event = events.MoveRequested("s3://lagoon", "nonce")
-
-    with pytest.raises(UsageError, match=r"data\.order='run' cannot move yet"):
-        advance(run_of("a"), event, NOW_S)

@@ -46,7 +46,6 @@ OWN_MODULES = {
     "atoll.coordinator.commit": "the reduction and the durable writes of a round",
     "atoll.coordinator.operators": "HTTP routes of operators; the app is the process",
     "atoll.exchange.all_reduce.reduction": "its package's entry; `__init__` lists it",
-    "atoll.exchange.bucket.claims": "pure: the fold; the dealer has the requests",
     "atoll.exchange.collective.follower": "what each rank does; the exchange is a port",
     "atoll.exchange.collective.gloo": "adapter of torch's process groups",
     "atoll.exchange.collective.memory": "adapter: a collective of threads",

@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.coordinator.service import Service
+from atoll.data import DataSpec
 from atoll.disk import Disk, SystemDisk, sync_directory
 from atoll.errors import CorruptError, NoSuchFile, OutcomeLost, Unreachable, UsageError
 from atoll.exchange import Frame
+from atoll.exchange.bucket.claims import LedgerDocument, ledger_document
 from atoll.exchange.bucket.documents import (
     ControlDocument,
     MemberDocument,
@@ -40,8 +42,10 @@ from atoll.journal import (
     CountedRecord,
     CreatedRecord,
     EpochRecord,
+    HoldingRecord,
     JoinedRecord,
     Journal,
+    LedgerRecord,
     PauseRecord,
     WindowRecord,
 )
@@ -263,6 +267,21 @@ def moved_run_of(service: Service, _: float) -> MovedRun:
             _progress(service, member) for member in range(len(state.rounds))
         ),
         rosters=tuple(_rosters(service)),
+        rows=_ledger(service),
+    )
+
+
+def _ledger(service: Service) -> LedgerDocument | None:
+    """Return the ledger of rows after the described rounds, if there is one."""
+    state, weights = service.state, service.weights
+    if state.ledger is None:
+        return None
+    return ledger_document(
+        state.ledger,
+        run=state.run,
+        number=0,
+        rounds=tuple(weights[index].round for index in range(len(state.rounds))),
+        incarnations={},
     )
 
 
@@ -387,6 +406,8 @@ def receive(disk: Disk, source: Source) -> None:
     for fragment, progress in enumerate(moved.fragments):
         _pass(journal, moved, fragment, source)
         _count(journal, fragment, progress)
+    if moved.rows is not None:
+        _record_rows(journal, moved, moved.rows)
     _record_controls(journal, moved)
     for member in sorted(moved.members, key=lambda document: document.slot):
         _join(journal, moved, member)
@@ -448,6 +469,42 @@ def _count(journal: Journal, fragment: int, progress: FragmentProgress) -> None:
                 fragment=fragment, island=work.island, window=work.window
             )
             journal.append(window)
+
+
+def _record_rows(journal: Journal, moved: MovedRun, rows: LedgerDocument) -> None:
+    """Record the ledger of rows.
+
+    Raises:
+        CorruptError: it is not that of the described rounds.
+    """
+    rounds = tuple(progress.round for progress in moved.fragments)
+    if rows.rounds != rounds:
+        raise CorruptError(
+            f"A ledger of rows after rounds {rows.rounds} comes along with {rounds}. "
+            "Move the run again."
+        )
+    data = rows.data or DataSpec(rows=None)
+    journal.append(
+        LedgerRecord(
+            is_open=rows.data is not None,
+            rows=data.rows or 0,
+            fingerprint=data.fingerprint,
+            front=rows.front,
+            free=rows.free.pack(),
+            counted=tuple(spans.pack() for spans in rows.counted),
+            refused=tuple(spans.pack() for spans in rows.refused),
+        )
+    )
+    for row in rows.islands:
+        journal.append(
+            HoldingRecord(
+                island=row.island,
+                in_hand=row.in_hand.pack(),
+                partly=row.partly.pack(),
+                numbers=tuple(claim.number for claim in row.claims),
+                claims=tuple(claim.spans.pack() for claim in row.claims),
+            )
+        )
 
 
 def _record_controls(journal: Journal, moved: MovedRun) -> None:

@@ -39,6 +39,7 @@ from typing import Any, NamedTuple, NoReturn, get_args
 
 import xxhash
 
+from atoll.data.ledger import KEPT_CLAIMS
 from atoll.disk import Disk
 from atoll.errors import CorruptError, UsageError
 from atoll.journal import records
@@ -363,6 +364,28 @@ LAYOUT: dict[int, tuple[type[records.Record], dict[str, RecordField]]] = {
     20: (
         records.EndSetRecord,
         {"rounds": _several(U64, max_items=records.MAX_FRAGMENTS)},
+    ),
+    21: (
+        records.LedgerRecord,
+        {
+            "is_open": FLAG,
+            "rows": U64,
+            "fingerprint": TEXT,
+            "front": U64,
+            "free": LONG,
+            "counted": _several(LONG, max_items=records.MAX_FRAGMENTS),
+            "refused": _several(LONG, max_items=records.MAX_FRAGMENTS),
+        },
+    ),
+    22: (
+        records.HoldingRecord,
+        {
+            "island": TEXT,
+            "in_hand": LONG,
+            "partly": LONG,
+            "numbers": _several(U64, max_items=KEPT_CLAIMS),
+            "claims": _several(LONG, max_items=KEPT_CLAIMS),
+        },
     ),
 }
 _NUMBER_OF = {kind: number for number, (kind, _) in LAYOUT.items()}

@@ -84,6 +84,8 @@ Note = (
     | records.DataRecord
     | records.ClaimRecord
     | records.ReleasedRecord
+    | records.LedgerRecord
+    | records.HoldingRecord
     | records.EndSetRecord
     | records.EndedRecord
 )

@@ -416,6 +416,52 @@ class ReleasedRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LedgerRecord:
+    """The ledger of rows of a run that was moved here, without its islands."""
+
+    is_open: bool
+    rows: int
+    """0: a stream whose end is unknown, or data that no island has described."""
+
+    fingerprint: str
+    front: int
+    free: bytes
+    counted: tuple[bytes, ...]
+    refused: tuple[bytes, ...]
+    """By fragment, packed."""
+
+    def __post_init__(self) -> None:
+        _require(
+            _turn(self.rows, "rows"),
+            _reason(self.fingerprint, "data fingerprint"),
+            _turn(self.front, "front"),
+            *map(_turn_set, (self.free, *self.counted, *self.refused)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldingRecord:
+    """The rows of one island of a run that was moved here."""
+
+    island: str
+    in_hand: bytes
+    partly: bytes
+    numbers: tuple[int, ...]
+    claims: tuple[bytes, ...]
+    """Packed, by the numbers."""
+
+    def __post_init__(self) -> None:
+        _require(
+            _name(self.island, "island"),
+            *map(_turn_set, (self.in_hand, self.partly, *self.claims)),
+        )
+        if len(self.numbers) != len(self.claims):
+            raise UsageError(
+                f"{len(self.numbers)} claims have {len(self.claims)} answers."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndSetRecord:
     """The end of an asynchronous run is decided; without rounds it is not."""
 
@@ -460,6 +506,8 @@ Record = (
     | DataRecord
     | ClaimRecord
     | ReleasedRecord
+    | LedgerRecord
+    | HoldingRecord
     | EndSetRecord
     | EndedRecord
 )
@@ -493,6 +541,11 @@ def _turn(value: int, field: str) -> Iterator[str]:
 
 def _packed_turns(packed: bytes) -> Iterator[str]:
     if not packed or not is_packed(packed):
+        yield f"{packed[:32].hex()} are no packed turns"
+
+
+def _turn_set(packed: bytes) -> Iterator[str]:
+    if packed and not is_packed(packed):
         yield f"{packed[:32].hex()} are no packed turns"
 
 

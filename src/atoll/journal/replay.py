@@ -15,7 +15,7 @@ from itertools import pairwise
 from operator import ge
 from typing import NamedTuple
 
-from atoll.data import DataSpec, RowLedger
+from atoll.data import DataSpec, RowLedger, Spans
 from atoll.errors import UsageError
 from atoll.journal import records
 from atoll.journal.log import (
@@ -185,7 +185,11 @@ class RecordedRun:
             case records.RecoveredRecord():
                 self._require_recovered(record)
             case (
-                records.DataRecord() | records.ClaimRecord() | records.ReleasedRecord()
+                records.DataRecord()
+                | records.ClaimRecord()
+                | records.ReleasedRecord()
+                | records.LedgerRecord()
+                | records.HoldingRecord()
             ):
                 self._with_rows(record)
             case records.EndSetRecord(rounds=rounds):
@@ -238,7 +242,11 @@ class RecordedRun:
             case records.EndedRecord():
                 self.ended = record
             case (
-                records.DataRecord() | records.ClaimRecord() | records.ReleasedRecord()
+                records.DataRecord()
+                | records.ClaimRecord()
+                | records.ReleasedRecord()
+                | records.LedgerRecord()
+                | records.HoldingRecord()
             ):
                 self.ledger = self._with_rows(record)
 
@@ -399,6 +407,7 @@ class RecordedRun:
             RecordedFragment(round=round, arrived=round, digests={round: digest})
             for round, digest in zip(record.rounds, record.digests, strict=True)
         ]
+        self._begin_ledger()
 
     def _pass(self, record: records.PassedRecord, position: RecordPosition) -> None:
         recorded = self.fragments[record.fragment]
@@ -491,9 +500,7 @@ class RecordedRun:
                 num_fragments=len(self.fragments),
             )
 
-    def _with_rows(
-        self, record: records.DataRecord | records.ClaimRecord | records.ReleasedRecord
-    ) -> RowLedger:
+    def _with_rows(self, record: RowRecord) -> RowLedger:
         """Return the ledger after a record of rows; UsageError if it cannot follow."""
         if self.ledger is None:
             raise UsageError(
@@ -508,6 +515,10 @@ class RecordedRun:
                 return self.ledger.claimed(island, number, record.spans)
             case records.ReleasedRecord(island=island):
                 return self.ledger.released(island)
+            case records.LedgerRecord():
+                return _moved(self.ledger, record)
+            case records.HoldingRecord():
+                return _with_holding(self.ledger, record)
 
     def is_over(self, header: Header) -> bool:
         """Return whether a departing update can no longer count."""
@@ -565,3 +576,46 @@ class Rosters(Mapping[tuple[int, int], Roster]):
 
     def __len__(self) -> int:
         return sum(len(recorded.positions) for recorded in self._recorded.fragments)
+
+
+RowRecord = (
+    records.DataRecord
+    | records.ClaimRecord
+    | records.ReleasedRecord
+    | records.LedgerRecord
+    | records.HoldingRecord
+)
+
+
+def _moved(ledger: RowLedger, record: records.LedgerRecord) -> RowLedger:
+    """Return the ledger of a run that was moved here; UsageError if it cannot be."""
+    sizes = {len(record.counted), len(record.refused)}
+    if ledger.is_open or ledger.front or sizes != {ledger.num_fragments}:
+        raise UsageError(
+            f"A ledger of {sorted(sizes)} fragments cannot follow: the run has "
+            f"{ledger.num_fragments}, and {ledger.front} turns were dealt."
+        )
+    return replace(
+        ledger,
+        is_open=record.is_open,
+        rows=record.rows or None,
+        fingerprint=record.fingerprint,
+        front=record.front,
+        free=Spans.unpack(record.free),
+        counted=tuple(map(Spans.unpack, record.counted)),
+        refused=tuple(map(Spans.unpack, record.refused)),
+    )
+
+
+def _with_holding(ledger: RowLedger, record: records.HoldingRecord) -> RowLedger:
+    """Return the ledger with the rows of one island."""
+    in_hand, partly = Spans.unpack(record.in_hand), Spans.unpack(record.partly)
+    answers = map(Spans.unpack, record.claims)
+    claims = tuple(zip(record.numbers, answers, strict=True))
+    island = record.island
+    return replace(
+        ledger,
+        holdings={**ledger.holdings, island: in_hand} if in_hand else ledger.holdings,
+        partly={**ledger.partly, island: partly} if partly else ledger.partly,
+        claims={**ledger.claims, island: claims} if claims else ledger.claims,
+    )

@@ -380,11 +380,6 @@ ASYNC_STAYS = (
 def _require_movable(state: CoordinatorState, now_s: float) -> None:
     if state.settings.sync.mode == "async":
         raise UsageError(ASYNC_STAYS)
-    if state.settings.data.is_dealt:
-        raise UsageError(
-            "A run with data.order='run' cannot move yet: its ledger of rows does not "
-            "move along. Export its weights, and begin a new run with them."
-        )
     if state.model is None:
         raise UsageError(
             "The run has no weights yet, so that nothing can move. "

@@ -14,7 +14,9 @@ Rule 2: an entry is void, for every reader, if it cannot be read, if a later inc
 Rule 3: an entry that gives up the rows of an island names its incarnation. It does
         nothing if a later incarnation has an earlier entry: an island that returns puts
         an entry before it trains on the rows that its name holds.
-Rule 4: a row counts once regardless of the log: the island that closes a round refuses
+Rule 4: an entry with a nonce ends the log for the move of that nonce: islands wait for
+        the move's end before they put another one, so that the move has read them all.
+Rule 5: a row counts once regardless of the log: the island that closes a round refuses
         an update with rows that have counted, or that its island does not hold.
 """
 
@@ -65,6 +67,9 @@ class ClaimDocument:
 
     data: DataSpec | None = None
     """The dataset, in an entry that opens it or reports the end of a stream."""
+
+    move: str | None = None
+    """The nonce of a move, in an entry that does nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +128,7 @@ CLAIM: JsonField[ClaimDocument] = fields.table(
         "released": fields.listed(_DEPARTED, max_items=MAX_ISLANDS),
         "rounds": _ROUNDS,
     },
-    optional={"data": DATA},
+    optional={"data": DATA, "move": fields.text(64)},
 )
 _NUMBERED = fields.row(NumberedClaim, {"number": fields.integer(1), "spans": SPANS})
 _ISLAND = fields.row(
@@ -263,6 +268,9 @@ class RowLog:
         self.incarnations: dict[str, int] = {}
         """By island, that of its last entry."""
 
+        self.move = ""
+        """The nonce of the last move that has ended the log."""
+
         self._entries: deque[ClaimDocument | None] = deque()
         self._rosters: list[deque[_ReadRoster]] = []
         self._clear()
@@ -374,6 +382,9 @@ class RowLog:
         return not (is_beyond or is_old)
 
     def _apply(self, entry: ClaimDocument) -> None:
+        if entry.move is not None:
+            self.move = entry.move
+            return
         ledger = self.ledger
         for other in entry.released:
             if not self.has_returned(other.island, other.incarnation):

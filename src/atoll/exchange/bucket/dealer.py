@@ -73,6 +73,9 @@ class RowReader:
         self._looked_s = 0.0
         """When the log was last read to its end."""
 
+        self._decided_move = ""
+        """The nonce of the last move that was given up."""
+
     @property
     def number(self) -> int:
         """The last entry that the ledger has, as a roster names it."""
@@ -239,6 +242,32 @@ class RowReader:
             seen = events.RowsSeen(log.ledger)
             self._reader.view.advance(seen, self._runtime.now_s())
 
+    def wait_for_move(self) -> None:
+        """Return when no move that has ended the log is in progress.
+
+        Raises:
+            RunMoved: the run is elsewhere.
+        """
+        if self.log is not None and self.log.move != self._decided_move:
+            move = self.log.move
+            self._reader.wait_while_moving()
+            self._decided_move = move
+
+    def end_log(self, nonce: str, *, island: str) -> None:
+        """End the log for a move, unless that has been done."""
+        self.read()
+        while self.log is not None and self.log.move != nonce:
+            entry = replace(
+                MISSING,
+                run=self._reader.run,
+                island=island,
+                incarnation=1,
+                rounds=self.log.rounds,
+                move=nonce,
+            )
+            if not self.put(entry, self.log.number + 1):
+                self.read()
+
     def put(self, document: ClaimDocument, number: int) -> bool:
         """Put an entry of the log; False: the log has another one there, or had.
 
@@ -329,6 +358,7 @@ class StoreDealer:
         while True:
             self._lease.require()
             self._rows.read()
+            self._rows.wait_for_move()
             with self._reader.lock:
                 state = self._reader.view.state
                 state.members.require(island, incarnation)
@@ -344,6 +374,7 @@ class StoreDealer:
         while True:
             self._lease.require()
             self._rows.read()
+            self._rows.wait_for_move()
             with self._reader.lock:
                 state = self._reader.view.state
                 answer = rows.answer_to(state, ask)
@@ -369,6 +400,7 @@ class StoreDealer:
         beat = member.beat
         while self._reader.rows is not None:
             self._rows.read()
+            self._rows.wait_for_move()
             log = self._rows.log
             if log is None:
                 return

@@ -31,7 +31,7 @@ from atoll.errors import CorruptError, NoSuchObject, OutcomeLost, UsageError
 from atoll.exchange.api.bodies import integer, listed, table
 from atoll.exchange.api.messages import MAX_FRAGMENTS
 from atoll.exchange.base import Constants, Frame
-from atoll.exchange.bucket import documents, keys, large_objects
+from atoll.exchange.bucket import claims, documents, keys, large_objects
 from atoll.exchange.bucket.create import bundle_in, codes_in
 from atoll.exchange.bucket.exchange import put_roster, roster_document
 from atoll.exchange.bucket.keys import IncarnationKey
@@ -52,6 +52,9 @@ from atoll.wire.digests import Bytes
 
 MAX_ROWS = 65_536
 """Most members, controls, rosters or updates that move along."""
+
+MOVER = "atoll-move"
+"""The writer of the entry that ends the log of claims: it is no island."""
 
 _SLOT_BYTES = 4096
 
@@ -77,6 +80,9 @@ class MovedRun:
     rosters: tuple[documents.RosterDocument, ...]
     """The last ones of each fragment, for islands that lack their outcomes."""
 
+    rows: claims.LedgerDocument | None = None
+    """The ledger of rows, of a run that deals them out."""
+
 
 _PROGRESS = table(
     FragmentProgress,
@@ -96,6 +102,7 @@ MOVED_RUN: JsonField[MovedRun] = table(
         "fragments": listed(_PROGRESS, min_items=1, max_items=MAX_FRAGMENTS),
         "rosters": listed(documents.ROSTER, max_items=MAX_ROWS),
     },
+    optional={"rows": claims.LEDGER},
 )
 
 
@@ -151,7 +158,7 @@ class MoveIn:
         for roster in sorted(self._moved.rosters, key=lambda roster: roster.round):
             key = keys.roster(roster.fragment, roster.round)
             before = heads.get(roster.fragment, run)
-            linked = replace(roster, before=before, controls=0)
+            linked = replace(roster, before=before, controls=0, claims=None)
             data = documents.packed(documents.ROSTER, linked, key)
             heads[roster.fragment] = documents.digest_of(data)
             objects.append((key, data))
@@ -206,6 +213,9 @@ class MoveIn:
         for number, control in enumerate(moved.controls, start=1):
             key = keys.control(number)
             yield key, documents.packed(documents.CONTROL, control, key)
+        if moved.rows is not None:
+            key = keys.ledger(moved.rows.number)
+            yield key, documents.packed(claims.LEDGER, moved.rows, key)
         for member in moved.members:
             beat, key = member.beat, keys.slot(member.slot)
             slot = documents.SlotDocument(run=moved.run.run, island=beat.island)
@@ -350,6 +360,8 @@ class MoveOut:
         for fragment in range(len(self._view.layout)):
             self._states.begin(fragment)
         _read_all_members(self._reader)
+        if self._reader.rows is not None and not move.is_over:
+            self._reader.rows.end_log(move.nonce, island=MOVER)
         if not move.is_over:
             for fragment in range(len(self._view.layout)):
                 self._close_abandoned(fragment)
@@ -429,6 +441,7 @@ class MoveOut:
         """
         self.look()
         move = self._require_in_progress()
+        ledger = self._ledger()
         # A roster whose put was in flight when the move began may come during the copy.
         self._reader.stops_for_moves = True
         founded = self._reader.founded
@@ -445,7 +458,20 @@ class MoveOut:
                 for fragment in fragments
                 for roster in _last_rosters(self._reader, fragment)
             ),
+            rows=ledger,
         )
+
+    def _ledger(self) -> claims.LedgerDocument | None:
+        """Return the ledger of rows after the described rounds, if there is one."""
+        rows, fragments = self._reader.rows, range(len(self._view.layout))
+        if rows is None:
+            return None
+        rows.read()
+        while not all(map(rows.is_current, fragments)):
+            rows.read()
+        assert rows.log is not None
+        # The target begins its own log.
+        return replace(rows.log.document(self._reader.run), number=0)
 
     def state(self, fragment: int) -> Frame:
         """Return anchor and velocity of a fragment after its last closed round."""
@@ -579,6 +605,6 @@ def _last_rosters(
         try:
             roster = reader.closed_roster(fragment, round)
             # The target links them into its own chain.
-            yield replace(roster, before=b"", controls=0, digest=b"")
+            yield replace(roster, before=b"", controls=0, claims=None, digest=b"")
         except NoSuchObject:
             continue  # from before the run was moved into this bucket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from atoll.data import Ask, DataSpec
+from atoll.data import Ask, DataSpec, RowLedger
 from atoll.errors import LeaseLost
 from atoll.protocol import Heartbeat, HeldRound, JoinRequest
 from atoll.protocol.coordinator import advance
@@ -30,6 +30,7 @@ from atoll.protocol.events import (
     Recovered,
     RosterSeen,
     RowsClaimed,
+    RowsSeen,
     SaveRequested,
     SettingsChanged,
     SettingsSeen,
@@ -101,6 +102,7 @@ EVENTS = DecisionTable(
             "SettingsSeen",
             "StopSeen",
             "EndPassed",
+            "RowsSeen",
             "MoveSeen",
         )
     },
@@ -275,6 +277,11 @@ EVENTS = DecisionTable(
             "The roster was put by an island that did not know the end.",
         ),
         DecisionRow(
+            ("RowsSeen",),
+            "ledger; none",
+            "The bucket has the claims and the rosters that it is folded from.",
+        ),
+        DecisionRow(
             ("MoveSeen",),
             "move; none",
             "No round closes from then on.",
@@ -400,6 +407,9 @@ def _event(name: str) -> Event:
         "SettingsSeen": SettingsSeen({"run.patience": 5.0}, (OUTER,)),
         "StopSeen": StopSeen(OPEN_ROUND),
         "EndPassed": EndPassed(0, OPEN_ROUND),
+        "RowsSeen": RowsSeen(
+            RowLedger(unit_rows=10, passes=1, num_fragments=1, is_open=True)
+        ),
         "MoveSeen": MoveSeen(Move(target="s3://lagoon", nonce="nonce")),
     }
     return events[name.partition(",")[0]]

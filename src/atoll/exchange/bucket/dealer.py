@@ -419,6 +419,8 @@ class StoreDealer:
         them.
         """
         view, island = self._reader.view, member.beat.island
+        if self._reader.rows is None:
+            return b""
         standing = [EMPTY] * len(view.layout)
         for update in member.stands:
             if self._may_count(island, update):

@@ -500,9 +500,11 @@ class RoundCloser:
 
     def end_with_data(self) -> None:
         """End the run if its data is over, and nothing else ends it."""
-        if self._reader.rows is None:
-            return
-        self._reader.rows.read()
+        if self._reader.rows is not None:
+            self._reader.rows.read()
+            self._end_if_data_is_over()
+
+    def _end_if_data_is_over(self) -> None:
         with self._reader.lock:
             state, now_s = self._reader.view.state, self._runtime.now_s()
             is_over = state.last_round is None and rows.is_over(state, now_s)
@@ -569,7 +571,7 @@ class RoundCloser:
         elif has_ended and not self._reader.view.is_async:
             self._stop(self._reader.furthest_round())
         else:
-            self.end_with_data()
+            self._end_if_data_is_over()
 
     def _stop(self, last_round: int) -> None:
         """Put the control that ends the run, unless it ends as early already."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.dashboard import DashboardServer, RunFeed, Sessions
-from atoll.errors import AtollError, Refused
+from atoll.errors import AtollError, Refused, UsageError
 from atoll.run_client import (
     Action,
     Check,
@@ -51,6 +51,7 @@ class LagoonRun:
         self.rows: dict[str, dict[str, Any]] = {name: {} for name in names}
         """Fields of islands that differ."""
 
+        self.is_store = False
         self.commands: list[Command] = []
         self.epoch = 1
         self.values: dict[str, Any] = {"run.name": "lagoon", "run.end_rounds": 400}
@@ -150,7 +151,9 @@ class LagoonRun:
     def events(
         self, *, after: Event | None = None, is_waiting: bool = False
     ) -> list[Event]:
-        """Return the events after one."""
+        """Return the events after one; those of a store cannot be continued."""
+        if self.is_store and after is not None:
+            raise UsageError("The run is in a store.")
         first = 0 if after is None else after.number
         return [event for event in self.stream.made if event.number > first][-1000:]
 

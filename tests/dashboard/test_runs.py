@@ -44,7 +44,7 @@ def _first(open_client: Callable[[], RunClient]) -> dict[str, Any]:
 @pytest.mark.usefixtures("user")
 @pytest.mark.parametrize("kind", HOSTS)
 def test_every_kind_of_run_is_shown(kind: str, tmp_path: Path) -> None:
-    """With its settings; with a past and events where the run keeps them."""
+    """With its settings, its past and its events."""
     directory = tmp_path / "run"
     with HOSTS[kind](directory) as url:
         stores.Trained(url).wait()
@@ -53,16 +53,13 @@ def test_every_kind_of_run_is_shown(kind: str, tmp_path: Path) -> None:
     if kind == "directory":
         first = _first(lambda: DirectoryRunClient(directory))
 
-    keeps_past = kind != "store"
     assert first["status"]["state"] == "ended"
     assert first["status"]["round"] == END_ROUNDS
     assert first["error"] is None
-    assert (first["has_past"], first["has_events"]) == (keeps_past, keeps_past)
     assert any(row["key"] == "run.end_rounds" for row in first["settings"]["rows"])
-    assert bool(first["events"]) == keeps_past
-    if keeps_past:
-        marks = first["history"][0]["marks"]["columns"]
-        assert {column[3] for column in marks} == {"##"}
+    assert first["events"]
+    marks = first["history"][0]["marks"]["columns"]
+    assert {column[3] for column in marks} == {"##"}
 
 
 @pytest.mark.usefixtures("user")

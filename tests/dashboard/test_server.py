@@ -213,6 +213,23 @@ def test_the_feed_has_the_changes(dashboard: Shown, run: LagoonRun) -> None:
     assert "loss_reported" not in names
 
 
+def test_events_of_a_store_come_as_a_whole(dashboard: Shown, run: LagoonRun) -> None:
+    """They are made anew, so a page forgets those that it has."""
+    server, headers = dashboard[0], session_of(dashboard)
+    run.is_store = True
+    _, _, first = call(server, "GET", "/api/first", headers=headers)
+    run.train("#######.")
+    version = first["version"]
+    answer: dict[str, Any] = {"events": []}
+    while not answer["events"]:
+        path = f"/api/feed?after={version}"
+        _, _, answer = call(server, "GET", path, headers=headers)
+        version = answer["version"]
+    assert answer["has_all_events"]
+    assert answer["events"][0]["event"] == "run_created"
+    assert answer["events"][-1]["number"] == run.stream.number
+
+
 def test_a_page_that_is_too_old_starts_again(dashboard: Shown) -> None:
     """A version that is not stored has no changes."""
     headers = session_of(dashboard)

@@ -34,7 +34,7 @@ WAIT_S: Final = 15.0
 
 MAX_WAITING: Final = 64
 MAX_EVENTS: Final = 200
-COLUMNS: Final = "loss,tokens,seconds,wait_s,bytes_up,bytes_down"
+COLUMNS: Final = "loss"
 
 ROUTINE_EVENTS: Final = frozenset({"loss_reported", "update_staged", "rows_claimed"})
 """Not in the live feed: they are many. Pages of older events have them."""
@@ -49,9 +49,12 @@ class Version:
     number: int
     status: Mapping[str, Any]
     history: Mapping[str, Any] | None
-    """The news since the version before; None: the run keeps no past."""
+    """The news since the version before; None: the poll failed."""
 
     events: list[dict[str, Any]]
+    has_all_events: bool
+    """Whether earlier events are void: those of a store are computed again at times."""
+
     settings: Mapping[str, Any]
     error: Mapping[str, Any] | None
     """Why the last poll failed, and since when polls fail; None: it did not."""
@@ -66,8 +69,7 @@ class _Answers:
     epoch: object = None
     cursor: str = ""
     last_event: Event | None = None
-    has_past: bool = True
-    has_events: bool = True
+    has_all_events: bool = False
     error: dict[str, Any] | None = None
 
 
@@ -147,18 +149,15 @@ class RunFeed:
             version = self._versions[-1]
             # Best effort: without them the list of events begins with the next one.
             events: list[dict[str, Any]] = []
-            if self._answers.has_events:
-                with suppress(AtollError):
-                    page = self._opened().older_events(limit=MAX_EVENTS)
-                    events = [event.as_dict() for event in page.events]
+            with suppress(AtollError):
+                page = self._opened().older_events(limit=MAX_EVENTS)
+                events = [event.as_dict() for event in page.events]
         self._answer_waiting()
         return {
             **_document(version),
             "is_whole": True,
             "status": version.status,
             "history": [] if version.history is None else [version.history],
-            "has_past": self._answers.has_past,
-            "has_events": self._answers.has_events,
             "settings": version.settings,
             "events": events,
         }
@@ -286,32 +285,26 @@ class RunFeed:
             answers.error = {"exception": exc, "since_unix_s": since_unix_s}
         self._add(history, events)
 
-    def _history(self, client: RunClient) -> Mapping[str, Any] | None:
-        if not self._answers.has_past:
-            return None
-        try:
-            query = {"columns": COLUMNS}
-            history = client.history(**query, after=self._answers.cursor)
-        except UsageError:  # a run in a store keeps none
-            self._answers.has_past = False
-            return None
+    def _history(self, client: RunClient) -> Mapping[str, Any]:
+        history = client.history(columns=COLUMNS, after=self._answers.cursor)
         self._answers.cursor = history["cursor"]
         return history
 
     def _events(self, client: RunClient) -> list[dict[str, Any]]:
-        answers = self._answers
-        if not answers.has_events:
-            return []
+        """Return the events since the last poll."""
+        answers, last = self._answers, self._answers.last_event
         try:
-            is_first = answers.last_event is None
-            new_events = client.events(after=answers.last_event)
-        except UsageError:
-            answers.has_events = False
+            new_events = client.events(after=None if answers.has_all_events else last)
+        except UsageError:  # those of a store cannot be continued
+            answers.has_all_events = True
+            new_events = client.events()
+        if not new_events or new_events[-1] == last:
             return []
-        if new_events:
-            answers.last_event = new_events[-1]
+        answers.last_event = new_events[-1]
+        if not self._versions:  # a new page takes them from the pages of events
+            return []
         listed = [event for event in new_events if event.name not in ROUTINE_EVENTS]
-        return [] if is_first else [event.as_dict() for event in listed[-MAX_EVENTS:]]
+        return [event.as_dict() for event in listed[-MAX_EVENTS:]]
 
     def _add(
         self, history: Mapping[str, Any] | None, events: list[dict[str, Any]]
@@ -325,7 +318,13 @@ class RunFeed:
         with self._changed:
             number = self._versions[-1].number + 1 if self._versions else 1
             version = Version(
-                number, answers.status, history, events, answers.settings, error
+                number,
+                answers.status,
+                history,
+                events,
+                answers.has_all_events and bool(events),
+                answers.settings,
+                error,
             )
             self._versions.append(version)
 
@@ -345,11 +344,15 @@ class RunFeed:
         if base is None:
             return {**_document(newest), "is_lost": True}
         later = [row for row in versions if row.number > number]
+        complete = [row for row in later if row.has_all_events]
         answer = {
             **_document(newest),
             **changed_status(base.status, newest.status),
             "history": [row.history for row in later if row.history is not None],
-            "events": [event for row in later for event in row.events],
+            "events": [
+                event for row in (complete[-1:] or later) for event in row.events
+            ],
+            "has_all_events": bool(complete),
         }
         if newest.settings is not base.settings:
             answer["settings"] = newest.settings

@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "./vendor/preact-htm.mjs";
 import { call } from "./feed.js";
 import { quoted, shown } from "./format.js";
-import { CommandLine, Dialog } from "./parts.js";
+import { CommandLine, Dialog, isStore } from "./parts.js";
 
 const CHECK_MS = 300;
 
@@ -146,12 +146,11 @@ export const AddButton = ({ view }) => html`<button onClick=${() => view.ask(Add
 function AddDialog({ view, onClose }) {
   const { status, settings } = view.state;
   const rows = settings.rows.filter((row) => SHARED.includes(row.key));
-  const isStore = !view.state.has_events;
-  const where = isStore ? quoted(status.listening) : quoted(status.name);
+  const where = isStore(status) ? quoted(status.listening) : quoted(status.name);
   return html`<${Dialog} title="Add islands" onClose=${onClose}>
     <p>They take these from the run, and cannot change them:</p>
     <p>${rows.map((row) => html`<code key=${row.key}>${row.key} = ${shown(row.value, 40)}</code> `)}</p>
-    ${isStore
+    ${isStore(status)
       ? html`<h3>On any machine that may write into the store</h3>
         <${CommandLine} text=${`atoll join ${where} -- python train.py`} />`
       : html`<h3>On another machine</h3>

@@ -16,9 +16,6 @@ export function EventsPage({ view }) {
   const [isAll, setAll] = useState(false);
   const [older, setOlder] = useState({ events: [], before: null, isOpen: true });
   const [error, setError] = useState("");
-  if (!state.has_events) {
-    return html`<${Panel} title="Events" id="events"><p class="soft">A store keeps no events: only a coordinator writes them down.</p><//>`;
-  }
   const more = async () => {
     try {
       setError("");

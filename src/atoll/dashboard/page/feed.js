@@ -153,7 +153,8 @@ export class Feed {
       state.islands.set(name, { ...state.islands.get(name), ...changes });
     }
     for (const history of news.history) addHistory(state.past, history);
-    state.events = [...state.events, ...news.events].slice(-MAX_EVENTS);
+    const before = news.has_all_events ? [] : state.events;
+    state.events = [...before, ...news.events].slice(-MAX_EVENTS);
     if (news.settings) state.settings = news.settings;
     this.fresh(news);
   }
@@ -213,14 +214,8 @@ function addCurves(past, curves) {
   for (const name of names) {
     const old = past.islands[name] ?? {};
     const added = curves.islands[name] ?? {};
-    past.islands[name] = Object.fromEntries(
-      ["loss", "tokens", "seconds", "wait_s", "bytes_up", "bytes_down"].map((key) => [
-        key,
-        padded((old[key] ?? []).slice(0, first), first).concat(
-          padded(added[key] ?? [], curves.at.length),
-        ),
-      ]),
-    );
+    const before = padded((old.loss ?? []).slice(0, first), first);
+    past.islands[name] = { loss: before.concat(padded(added.loss ?? [], curves.at.length)) };
     const kept = (old.not_finite ?? []).filter((row) => row < first);
     const fresh = (added.not_finite ?? []).map((row) => row + first);
     past.islands[name].not_finite = [...kept, ...fresh];

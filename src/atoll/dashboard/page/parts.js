@@ -85,3 +85,6 @@ export function rank(row, awaited) {
 export function awaitedIn(status) {
   return new Set((status.waits_for ?? []).map((wait) => wait.island));
 }
+
+/** Whether the run is in a store: only there an observer watches, without a process. */
+export const isStore = (status) => status.watched_s !== undefined;

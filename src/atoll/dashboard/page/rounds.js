@@ -3,16 +3,13 @@
 import { html, useState } from "./vendor/preact-htm.mjs";
 import { clock, seconds, shown, size, span, whole } from "./format.js";
 import { Dialog, Panel } from "./parts.js";
-import { NoPast, WhoCounted } from "./run.js";
+import { WhoCounted } from "./run.js";
 
 const SHOWN = 40;
 
 export function RoundsPage({ view }) {
-  const { past, status } = view.state;
+  const { past } = view.state;
   const [number, setNumber] = useState(SHOWN);
-  if (!view.state.has_past) {
-    return html`<${NoPast} title="Who counted" /><${RoundTable} view=${view} rows=${[...status.recent].reverse()} />`;
-  }
   const rows = [...past.rounds].reverse();
   return html`
     <${WhoCounted} view=${view} />
@@ -32,7 +29,7 @@ function RoundTable({ view, rows }) {
       <tbody>${rows.map((row) => html`<tr key=${`${row.round}/${row.fragment}`} onClick=${() => view.go("rounds", { r: row.round, f: row.fragment })}>
         <th scope="row"><button class="link">${row.round}</button></th>
         <td>${row.fragment}</td>
-        <td>${clock(row.committed ?? row.committed_unix_s, view.now)}</td>
+        <td>${clock(row.committed, view.now)}</td>
         <td>${span(row.seconds)}</td>
         <td>${whole(row.counted)}</td>
         <td class=${row.late ? "wait" : ""}>${row.late || ""}</td>

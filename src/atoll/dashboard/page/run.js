@@ -142,7 +142,6 @@ function Loss({ view }) {
   const [axis, setAxis] = useState("tokens");
   const [scale, setScale] = useState("linear");
   const [chosen, setChosen] = useState("");
-  if (!view.state.has_past) return html`<${NoPast} title="Loss" />`;
   const { names, isAnchor } = lossColumns(past, axis);
   const diverged = Object.entries(past.islands).filter(([, island]) => island.not_finite?.length);
   const tools = html`
@@ -163,14 +162,9 @@ function Loss({ view }) {
   <//>`;
 }
 
-export const NoPast = ({ title }) => html`<${Panel} title=${title} id=${title}>
-  <p class="soft">A store keeps no past of its run: only a coordinator folds its events.</p>
-<//>`;
-
 export function WhoCounted({ view, limit }) {
   const { past, status } = view.state;
   const [fragment, setFragment] = useState("all");
-  if (!view.state.has_past) return html`<${NoPast} title="Who counted" />`;
   const number = Math.min(12, (status.rounds ?? []).length);
   const tools = number > 1 && html`<${Choice} label="Fragment" value=${fragment} onChoose=${setFragment}
     options=${["all", ...Array.from({ length: number }, (_, n) => String(n))]} />`;

@@ -3,7 +3,7 @@
 import { html, useState } from "./vendor/preact-htm.mjs";
 import { SetButton } from "./controls.js";
 import { clock, quoted, shown } from "./format.js";
-import { CommandLine, Panel } from "./parts.js";
+import { CommandLine, Panel, isStore } from "./parts.js";
 
 export function SettingsPage({ view }) {
   const [filter, setFilter] = useState("");
@@ -49,7 +49,7 @@ function Epochs({ view }) {
   const epochs = past.notes.filter((note) => note.event === "epoch_set").reverse();
   return html`<${Panel} title="Changes during the run" id="epochs">
     ${epochs.length === 0
-      ? html`<p class="soft">${view.state.has_past ? "None: these are the settings that the run began with." : "A store keeps the values in force, not their times."}</p>`
+      ? html`<p class="soft">${isStore(status) ? "A store keeps the values in force, not their times." : "None: these are the settings that the run began with."}</p>`
       : html`<ol class="notes">${epochs.map((note) => html`<li key=${note.number}>
           <time>${clock(note.at, view.now)}</time> epoch ${note.epoch}: ${Object.entries(note.values ?? {}).map(
             ([key, value]) => html`<code key=${key}>${shown(key, 60)} = ${shown(value ?? "none", 60)}</code> `,

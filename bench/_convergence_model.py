@@ -38,7 +38,7 @@ BATCH = 64
 
 HELD_OUT_STEPS = 256
 
-LR, DECAYS, EPSILON, WEIGHT_DECAY = 3e-3, (0.9, 0.99), 1e-8, 0.01
+LR, DECAYS, EPSILON, WEIGHT_DECAY = 8e-3, (0.9, 0.99), 1e-8, 0.01
 WARMUP_STEPS = 50
 
 _ONE_HOT = np.eye(VOCABULARY, dtype=np.float32)
@@ -183,11 +183,11 @@ class AdamW:
         self._squares = [np.zeros_like(vector) for vector in vectors]
         self._steps = 0
 
-    def step(self, gradients: list[F32]) -> None:
-        """Make one inner step in place."""
+    def step(self, gradients: list[F32], *, factor: float) -> None:
+        """Make one inner step in place, at a learning rate of `LR` times `factor`."""
         self._steps += 1
         first, second = DECAYS
-        lr = LR * min(1.0, self._steps / WARMUP_STEPS)
+        lr = LR * min(1.0, self._steps / WARMUP_STEPS) * factor
         unbiased = np.sqrt(1.0 - second**self._steps) / (1.0 - first**self._steps)
         parts = zip(self._vectors, self._means, self._squares, gradients, strict=True)
         for vector, mean, square, gradient in parts:

@@ -24,7 +24,11 @@ TABLES = {
     "attacks": ["p99 ms", "missed", "quiet", "idle connections", "wrong invitation"],
     "codecs": ["peer ms", "limit", "e3m0 encode", ">= 0.2 ", "topk-2bit decode_add"],
     "collective": ["peer ms", "limit", "coordinator", "all-reduce fp32", "1000 Mbit/s"],
-    "convergence": ["clock s", "synchronous", "streaming, e3m0 up", "loss <= 1.015 "],
+    "convergence": [
+        *("clock s", "synchronous", "dynamic local updates", "naive asynchronous"),
+        *("delayed Nesterov", "decoupled, quorum 2", "streaming, e3m0 up"),
+        *("loss <= 1.005 ", "clock <= 0.35 ", "loss >= 1.1 ", "loss <= 1.015 "),
+    ],
     "coordinator_memory": ["highest", "restart on the journal", "<= "],
     "data": ["peer ms", "a pass, dealt", "<= 1.03 ", "claims per window", "the ledger"],
     "deadlines": ["rounds/h", "learned", "600 s", "learned, max 3600 s"],

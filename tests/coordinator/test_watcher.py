@@ -275,6 +275,23 @@ def test_an_asynchronous_run_shows_ages_and_rounds_per_window() -> None:
     assert document["bytes_down_factor"] == 1.0
 
 
+def test_the_shares_of_an_asynchronous_run_are_those_of_its_recent_rounds() -> None:
+    """Four rounds count one update each, of 10 tokens: three of a, and one of b."""
+    it, (a, b) = watched("a", "b", values=ASYNC | {"outer.weight": "tokens"})
+    sent = [(a, 1, 1), (a, 2, 2), (b, 3, 1), (a, 4, 3)]
+    for joined, round, number in sent:
+        call = update(it.service, joined, 1.0, round=round)
+        progress = TrainingProgress(inner_steps=5 * number, tokens=10 * number)
+        header = replace(call.frame.header, progress=progress, weight=10)
+        frame = replace(call.frame, header=header)
+        it.service.handle(PublishCall(frame), 3.0 * round)
+        it.service.tick(2.0 + 3.0 * round)
+        it.look(2.0 + 3.0 * round)
+
+    assert [row["share"] for row in it.status(15.0)["islands"]] == [0.75, 0.25]
+    assert [row["counted"] for row in it.watcher.recent] == [1, 1, 1, 1]
+
+
 def test_a_synchronous_run_has_no_ages() -> None:
     """The keys are there, and empty."""
     it, (a, b) = watched("a", "b")

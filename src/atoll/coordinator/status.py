@@ -7,8 +7,8 @@ change with the one before, and emits the difference as events.
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, repeat
 from operator import is_not
 from statistics import median
@@ -311,11 +311,14 @@ _REPORTED = (
 )
 
 
-def shares_of(roster: Roster) -> dict[str, float]:
+def shares_of(rosters: Iterable[Roster]) -> dict[str, float]:
     """Return the weight of each listed island as a share of all counted weights."""
-    total = sum(entry.weight for entry in roster.counted)
-    shares = dict.fromkeys([entry.island for entry in roster.entries], 0.0)
-    return shares | {entry.island: entry.weight / total for entry in roster.counted}
+    weights: Counter[str] = Counter()
+    for roster in rosters:
+        weights.update(dict.fromkeys([entry.island for entry in roster.entries], 0))
+        weights.update({entry.island: entry.weight for entry in roster.counted})
+    total = weights.total() or 1  # of rounds in which no update counted
+    return {island: weight / total for island, weight in weights.items()}
 
 
 def _share(stats: Stats) -> float | None:
@@ -348,6 +351,9 @@ class Watcher:
         self.stats: dict[str, Stats] = {}
         self.verdicts: dict[str, dict[str, Any]] = defaultdict(dict)
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self._rosters: deque[Roster] = deque(maxlen=RECENT)
+        """Those of the recent rounds of an asynchronous run."""
+
         self.since_unix_s: dict[str, float] = {}
         """Time at which the run was paused, lost its quorum, or ended."""
 
@@ -554,14 +560,13 @@ class Watcher:
     ) -> None:
         assert header.roster is not None
         count = {verdict: 0 for verdict in Verdict}
-        shares = shares_of(header.roster)
         for entry in header.roster.entries:
             count[entry.verdict] += 1
             self._note(entry.island, entry.verdict, entry.reason, header)
             noted = self.verdicts[entry.island]
-            noted["share"] = shares[entry.island]
             if after.is_async and entry.verdict is Verdict.COUNTED:
                 noted.setdefault("ages", deque(maxlen=RECENT_AGES)).append(entry.age)
+        self._note_shares(header.roster, is_async=after.is_async)
         fields = {
             "fragment": header.fragment,
             "round": header.round,
@@ -580,6 +585,16 @@ class Watcher:
             marks=marks_of(header.roster, self._seen.members.known),
         )
         self.recent.append({**fields, "committed_unix_s": event.at_unix_s})
+
+    def _note_shares(self, roster: Roster, *, is_async: bool) -> None:
+        """Keep the islands' shares of a round; of recent ones if few count in each."""
+        rosters = [roster]
+        if is_async:
+            self._rosters.append(roster)
+            rosters = list(self._rosters)
+        for island, share in shares_of(rosters).items():
+            if island in self.verdicts:  # forgotten ones are not
+                self.verdicts[island]["share"] = share
 
     def _stall_share_mean(self) -> float | None:
         all_stats = list(self.stats.values())  # others write there meanwhile

@@ -157,8 +157,9 @@ def with_store_past(
 def verdicts_of(rosters: Rosters) -> Mapping[str, Mapping[str, Any]]:
     """Return the counts of verdicts on each island's updates in these rounds."""
     verdicts: dict[str, dict[str, Any]] = defaultdict(dict)
-    for _, document in sorted(rosters.items(), key=lambda item: item[0][1]):
-        shares = shares_of(document.roster)
+    documents = sorted(rosters.values(), key=lambda document: document.round)
+    for document in documents:
+        shares = shares_of([document.roster])
         for entry in document.roster.entries:
             row, verdict = verdicts[entry.island], entry.verdict.name.lower()
             row[verdict] = row.get(verdict, 0) + 1
@@ -169,6 +170,11 @@ def verdicts_of(rosters: Rosters) -> Mapping[str, Mapping[str, Any]]:
             is_counted = entry.verdict is Verdict.COUNTED
             if is_counted and document.outer.buffer:  # of an asynchronous run
                 row.setdefault("ages", deque(maxlen=RECENT_AGES)).append(entry.age)
+    if any(document.outer.buffer for document in documents):
+        # One round of an asynchronous run lists few islands, often only one.
+        rounds = [document.roster for document in documents]
+        for island, share in shares_of(rounds).items():
+            verdicts[island]["share"] = share
     return verdicts
 
 

@@ -13,8 +13,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from atoll.coordinator import Service
+from atoll.coordinator import Service, service
 from atoll.coordinator.commit import Committer
+from atoll.data.spans import union
 from atoll.exchange import Frame, Outcome
 from atoll.exchange.calls import OutcomeCall
 from atoll.island.fragment import IslandFragment, UpdateInFlight
@@ -23,7 +24,8 @@ from atoll.island.receipts import ReceiptReader
 from atoll.island.saved_state import AppliedOutcome
 from atoll.journal import Journal, replay
 from atoll.journal.log import RecordLog
-from atoll.protocol import Reception, coordinator_state
+from atoll.journal.records import ClaimRecord
+from atoll.protocol import Reception, coordinator_state, rows
 from atoll.protocol.events import CloseRound
 from atoll.protocol.island import FragmentSync, decide
 from atoll.protocol.membership import Member, Members
@@ -217,6 +219,37 @@ def adopts_at_the_first_outcome() -> AbstractContextManager[object]:
     return replaced(ReceiptReader, "_note", note)
 
 
+def claim_answered_before_it_is_durable() -> AbstractContextManager[object]:
+    """A claim is answered, and a power cut takes its record back."""
+
+    def note(real: Any, journal: Journal, record: object) -> None:
+        if not isinstance(record, ClaimRecord):
+            real(journal, record)
+            return
+        with replaced(RecordLog, "sync", lambda real, log: None):
+            real(journal, record)
+
+    return replaced(Journal, "note", note)
+
+
+def staged_rows_are_dealt_again() -> AbstractContextManager[object]:
+    """The rows of an island that has gone are dealt while its update is staged."""
+    return replaced(rows, "_stands", lambda real, state, island: False)
+
+
+def restart_returns_counted_rows() -> AbstractContextManager[object]:
+    """A coordinator that starts again takes counted rows for free ones."""
+
+    def restore(real: Any, *words: Any, **named: Any) -> Any:
+        restored = real(*words, **named)
+        ledger = restored.state.ledger
+        if ledger is not None:
+            ledger = replace(ledger, free=ledger.free | union(ledger.counted))
+        return replace(restored, state=replace(restored.state, ledger=ledger))
+
+    return replaced(service, "restore", restore)
+
+
 BUGS: dict[str, Bug] = {
     "a retried update applied twice": retried_update_applied_twice,
     "a commit answered before the flush": commit_answered_before_the_flush,
@@ -228,4 +261,7 @@ BUGS: dict[str, Bug] = {
     "a refused update that is not listed": refused_updates_are_not_listed,
     "a share from rounds instead of updates": share_from_rounds,
     "an outcome taken for a receipt": adopts_at_the_first_outcome,
+    "a claim answered before it is durable": claim_answered_before_it_is_durable,
+    "a row dealt while its update is staged": staged_rows_are_dealt_again,
+    "a counted row returned by a restart": restart_returns_counted_rows,
 }

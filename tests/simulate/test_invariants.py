@@ -12,10 +12,13 @@ import pytest
 
 from atoll import RunSettings
 from atoll.coordinator.commit import Committer
+from atoll.data import RowLedger, Spans
 from atoll.errors import LeaseLost
+from atoll.island.deal import Deal
 from atoll.island.fragment import IslandFragment
 from atoll.island.sync_worker import SyncWorker
 from atoll.protocol import coordinator as protocol_coordinator
+from atoll.protocol import rows
 from atoll.protocol.membership import Members
 from atoll.protocol.rounds import Round, refuse_all
 from atoll.simulate import SimWorld
@@ -30,7 +33,7 @@ from atoll.simulate.invariants.watch import (
     longest_silence_s,
     max_bytes_in_flight,
 )
-from atoll.simulate.run import MODEL, simulate
+from atoll.simulate.run import MODEL, Conditions, simulate
 from atoll.weights import FragmentState, lay_out
 from atoll.wire import (
     FrameKind,
@@ -58,6 +61,14 @@ SETTINGS = RunSettings.from_dict(
     }
 )
 LAYOUT = lay_out(MODEL, SETTINGS)
+ROW_SETTINGS = RunSettings.from_dict(
+    {
+        "run": {"start_islands": 3},
+        "sync": {"sync_every": 4},
+        "data": {"order": "run", "unit_rows": 16},
+    }
+)
+ROWS = Conditions(rows=600)
 
 
 def spoilt_state(
@@ -88,6 +99,19 @@ def in_ages(real: Any, round: Round, *words: Any) -> float:
     return round.opened_s + 1000.0
 
 
+def shorter_cursor(real: Any, deal: Deal, *words: Any) -> bytes:
+    """An update leaves out the first row that is in it."""
+    spans = Spans.unpack(real(deal, *words))
+    return (spans - spans.head(1)).pack()
+
+
+def first_unit(real: Any, ledger: RowLedger, *words: Any, **named: Any) -> Spans:
+    """Claims get the first unit again once it has counted."""
+    unit = Spans([(0, 16)])
+    spans: Spans = real(ledger, *words, **named)
+    return unit if unit <= ledger.counted[0] else spans
+
+
 def without_one(real: Any, headers: Any, **named: Any) -> Roster:
     """The roster of a round leaves out the update of i1."""
     kept = [header for header in headers if header.island != "i1"]
@@ -103,6 +127,9 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "deadlines bounded": lambda: replaced(Round, "late_at_s", in_ages),
     "islands continue": lambda: replaced(Members, "require", expelled),
     "stands": lambda: replaced(protocol_coordinator, "judge_updates", without_one),
+    "rows once": lambda: replaced(RowLedger, "chosen", first_unit),
+    "rows true": lambda: replaced(Deal, "cursor", shorter_cursor),
+    "rows named": lambda: replaced(rows, "_has_unsettled", lambda *words: False),
 }
 BY_HAND = {"rounds in order", "counted once", "everyone counts", "ages"}
 """What the journal and the machine make impossible, so that no run shows it."""
@@ -123,7 +150,10 @@ def test_every_invariant_has_a_test_that_it_can_fail() -> None:
 def test_an_invariant_fails_when_it_should(name: str) -> None:
     """Each on a calm run of three islands in which one thing is wrong."""
     with PLANTED[name]():
-        result = simulate(SETTINGS, islands=3)
+        if name.startswith("rows"):
+            result = simulate(ROW_SETTINGS, islands=3, conditions=ROWS)
+        else:
+            result = simulate(SETTINGS, islands=3)
 
     assert name in {each.invariant for each in result.violations}
 

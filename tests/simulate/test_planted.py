@@ -22,6 +22,9 @@ CAUGHT_AS = {
     "a refused update that is not listed": "counted once",
     "a share from rounds instead of updates": "true mean",
     "an outcome taken for a receipt": "work conserved",
+    "a claim answered before it is durable": "rows held",
+    "a row dealt while its update is staged": "rows held",
+    "a counted row returned by a restart": "rows add up",
 }
 
 

@@ -11,6 +11,7 @@ from atoll.errors import LeaseLost
 from atoll.protocol.membership import Members
 from atoll.settings import RunSettings
 from atoll.simulate import FaultPlan
+from atoll.simulate.invariants.rows import ends_with_data
 from atoll.simulate.trials import (
     ASYNC_ROUNDS,
     ISLANDS,
@@ -74,11 +75,31 @@ def test_both_modes_have_gathered_outcomes_and_windows_that_change(mode: str) ->
 
 
 @pytest.mark.filterwarnings("ignore::atoll.errors.AtollWarning")
+def test_a_third_of_the_trials_deals_out_rows() -> None:
+    """In both modes, and half of them end with their data; some islands are evicted."""
+    trials = [each for each in map(trial, range(300)) if "data" in each.settings]
+    sections = [each.settings["data"] for each in trials]
+    runs = [RunSettings.from_dict(each.settings) for each in trials]
+
+    assert 80 <= len(trials) <= 120
+    assert {each["passes"] for each in sections} == {0, 1, 2}
+    assert {each["unit_rows"] for each in sections} == {4, 16, 64}
+    assert {each.sync.is_async for each in runs} == {True, False}
+    assert {each.sync.dynamic_local_updates for each in runs} == {True, False}
+    assert 40 <= sum(ends_with_data(each) for each in runs) <= 60
+    assert {each.conditions.evicted_after_s for each in trials} == {0.0, 5.0, 30.0}
+    assert any(each.departures for each in trials)
+    assert all(each.conditions.rows >= 50 for each in trials)
+
+
+@pytest.mark.filterwarnings("ignore::atoll.errors.AtollWarning")
 def test_every_trial_has_five_islands_and_an_end() -> None:
-    """20 rounds as the storms that `make test` promises, or 40 smaller ones."""
+    """20 rounds as the storms that `make test` promises, 40 smaller ones, or data."""
     for seed in range(50):
         settings = RunSettings.from_dict(trial(seed).settings)
-        if not settings.sync.is_async:
+        if ends_with_data(settings):
+            assert settings.data.passes > 0
+        elif not settings.sync.is_async:
             assert settings.run.end_rounds == ROUNDS
         elif settings.run.end_tokens is None:
             assert settings.run.end_rounds == ASYNC_ROUNDS

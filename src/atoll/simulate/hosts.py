@@ -13,6 +13,7 @@ Rule 2: a round that was committed in the instant of a coordinator's death is wr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -23,6 +24,7 @@ from atoll.island.saved_state import AppliedOutcome
 from atoll.journal import Journal
 from atoll.protocol import WorkDecision
 from atoll.protocol.coordinator_state import CoordinatorState
+from atoll.protocol.events import Leave
 from atoll.protocol.rounds import Phase
 from atoll.settings import RunSettings
 from atoll.simulate.network import ReplyFunction
@@ -125,8 +127,17 @@ class SimLine:
 class CoordinatorHost:
     """Runs the coordinator's incarnations, one after another, on one disk."""
 
-    def __init__(self, world: SimWorld, settings: RunSettings) -> None:
+    def __init__(
+        self,
+        world: SimWorld,
+        settings: RunSettings,
+        *,
+        evicted_after_s: float = 0.0,
+    ) -> None:
+        """An operator evicts islands that have been dead for longer; 0: never."""
         self._world, self._settings = world, settings
+        self._evicted_after_s = evicted_after_s
+        self._dead_since_s: dict[str, float] = {}
         self._process = world.add(COORDINATOR)
         self._clock = world.clocks[COORDINATOR]
         self._long_polls: LongPolls | None = None
@@ -148,9 +159,22 @@ class CoordinatorHost:
         while True:
             now_s = self._clock.now_s()
             nap_s = service.tick(now_s) - now_s
+            self._evict_dead(service, now_s)
             long_polls.settle(now_s)
             self._trace.look(service.state, now_s)
             self._world.scheduler.sleep(min(max(nap_s, 0.01), LONGEST_NAP_S))
+
+    def _evict_dead(self, service: Service, now_s: float) -> None:
+        """Evict islands that have been dead for long; retry while the disk fails."""
+        for island, member in service.state.members.known.items():
+            if self._world.processes[island].is_alive or member.has_left:
+                self._dead_since_s.pop(island, None)
+                continue
+            since_s = self._dead_since_s.setdefault(island, now_s)
+            if self._evicted_after_s and now_s > since_s + self._evicted_after_s:
+                leave = Leave(island, member.incarnation, reason="evicted")
+                with suppress(DiskError):
+                    service.change(leave, now_s)
 
     def _open(self) -> Service:
         """Return the run on the disk, or a new one; retry while the disk fails."""

@@ -11,9 +11,11 @@ from typing import Protocol
 
 import numpy as np
 
+from atoll.data import DataSpec, batches
 from atoll.errors import AtollError
 from atoll.exchange import Exchange
 from atoll.island import Host
+from atoll.island.deal import DealtRows
 from atoll.island.numpy_model import VectorView, vector_model
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.simulate.hosts import SimRuntime
@@ -60,6 +62,15 @@ class Conditions:
     spike_every: int = 0
     """Inner steps from one change of the weights that is `SPIKE` times too large to
     the next; 0: there are none. Updates with one are refused once norms are known."""
+
+    rows: int = 0
+    """Length of the dataset of a run that deals out rows."""
+
+    batch: int = 8
+    """Rows of an inner step."""
+
+    evicted_after_s: float = 0.0
+    """An operator evicts an island that has been dead for so long; 0: never."""
 
     @property
     def slowest_step_s(self) -> float:
@@ -175,8 +186,9 @@ class SimIsland:
     def _live(self) -> None:
         try:
             while not self._train():
-                assert self._departure is not None
-                back_after_s, self._departure = self._departure.back_after_s, None
+                back_after_s = None
+                if self._departure is not None:
+                    back_after_s, self._departure = self._departure.back_after_s, None
                 if back_after_s is None:
                     self._callbacks.departed(self._name)
                     return
@@ -186,12 +198,18 @@ class SimIsland:
             self._callbacks.failed(self._name, exc)
 
     def _train(self) -> bool:
-        """Join, train and leave once; return whether the run has ended."""
-        host, view = self._join()
+        """Join, train and leave once; return whether the run has ended.
+
+        An island also leaves when the run has no more rows for it, and does not return.
+        """
+        host, view, draw = self._join()
         rng = np.random.default_rng(self._rng.getrandbits(32))
         tokens = rng.integers(*STEP_TOKENS, size=64).tolist()
         noise = _noise(rng, [len(local) for local in view.local])
         while not host.has_ended:
+            if not draw():
+                self._departure = None
+                break
             self._work()
             factor = np.float32(SPIKE if self._has_spike(host) else 1.0)
             for local, change in zip(view.local, next(noise), strict=True):
@@ -223,7 +241,7 @@ class SimIsland:
         self._process.work(step_s)
         self.time_spent.training_s += takes_s
 
-    def _join(self) -> tuple[Host, VectorView]:
+    def _join(self) -> tuple[Host, VectorView, Callable[[], bool]]:
         self._incarnations += 1
         # First weights differ by island: a run must keep those of its founder.
         view = VectorView(fill=self._rng.random())
@@ -239,7 +257,35 @@ class SimIsland:
         )
         self._watch.joined(ports.incarnation, host)
         self.time_spent.begin(self._world.scheduler.now_s)
-        return host, view
+        return host, view, self._draw_of(host, ports)
+
+    def _draw_of(self, host: Host, ports: WatchedPorts) -> Callable[[], bool]:
+        """Return a function that draws a batch; it returns False if there is none."""
+        if host.deal is None:
+            return lambda: True
+        conditions, given = self._conditions, ports.incarnation.rows
+        given.begin(host.settings, conditions.rows)
+        source = batches(DealtHost(host), rows=conditions.rows, batch=conditions.batch)
+
+        def draw() -> bool:
+            with self._watch.drawing(ports.incarnation):
+                rows = next(source, None)
+            if rows is not None:
+                given.steps.append(rows)
+            return rows is not None
+
+        return draw
+
+
+@dataclass(frozen=True)
+class DealtHost:
+    """A host as `atoll.data.batches` takes it."""
+
+    host: Host
+
+    def deal(self, data: DataSpec) -> DealtRows:
+        """Describe the data to the run, and return the rows that it deals out."""
+        return self.host.open_data(data, may_sync=True)
 
 
 def _noise(rng: np.random.Generator, sizes: list[int]) -> Iterator[list[F32]]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from atoll.data import RowCounts
 from atoll.errors import AtollError, AtollWarning, Unreachable
 from atoll.exchange import CoordinatorExchange, Exchange
 from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
@@ -94,6 +95,9 @@ class Simulated:
     utilisation: dict[str, float] = field(default_factory=dict)
     """By island: the share of its time in the run that it spent in inner steps."""
 
+    rows: RowCounts | None = None
+    """Of the run's ledger at the end; None: it dealt out no rows."""
+
     violations: list[Violation] = field(default_factory=list)
 
 
@@ -124,7 +128,7 @@ def simulate(
         if store:
             topology = BucketTopology(world, settings, conditions, islands=islands)
         else:
-            topology = CoordinatorTopology(world, settings)
+            topology = CoordinatorTopology(world, settings, conditions)
         run = _Run(world, topology, settings, islands, departures or {}, conditions)
         armed = apply(faults or FaultPlan(), world)
         return run.run(armed)
@@ -273,6 +277,7 @@ class _Run:
         }
         result.violations = self._watch.violations
         result.coordinator_digests = referee.digests
+        result.rows = referee.rows
         result.rounds = tuple(number - 1 for number in referee.opened)
 
 
@@ -300,9 +305,13 @@ class CoordinatorTopology:
 
     lease_s = LEASE_S
 
-    def __init__(self, world: SimWorld, settings: RunSettings) -> None:
+    def __init__(
+        self, world: SimWorld, settings: RunSettings, conditions: Conditions
+    ) -> None:
         self._world, self._settings = world, settings
-        self._coordinator = CoordinatorHost(world, settings)
+        self._coordinator = CoordinatorHost(
+            world, settings, evicted_after_s=conditions.evicted_after_s
+        )
         self.open = self._coordinator.start
 
     @property

@@ -100,9 +100,15 @@ class Trial:
             "departures": "DEPARTURES",
         }
         conditions = self.conditions
+        rows = ""
+        if conditions.rows:
+            rows = (
+                f", rows={conditions.rows}, batch={conditions.batch}, "
+                f"evicted_after_s={conditions.evicted_after_s}"
+            )
         arguments["conditions"] = (
             f"Conditions(step_s={conditions.step_s}, paces={dict(conditions.paces)}, "
-            f"spike_every={conditions.spike_every})"
+            f"spike_every={conditions.spike_every}{rows})"
         )
         if self.store:
             arguments["store"] = True
@@ -135,6 +141,7 @@ def trial(seed: int) -> Trial:
     )
     if is_async and conditions.spike_every:
         plan = _with_late_copies(plan, modes, span_s=span_s)
+    conditions = _with_rows(settings, conditions, seed)
     return Trial(
         seed=seed,
         settings=settings,
@@ -261,6 +268,38 @@ def _make_async(
     if rng.random() < 1 / 4:
         del settings["run"]["end_rounds"]
         settings["run"]["end_tokens"] = rng.randint(2_000, 12_000)
+
+
+def _with_rows(
+    settings: dict[str, dict[str, Any]], conditions: Conditions, seed: int
+) -> Conditions:
+    """Let one run of three deal out its rows, and half of these end with their data.
+
+    Drawn from a separate generator: the other seeds are the trials that they were.
+    """
+    rng = random.Random(f"rows of storm {seed}")
+    if rng.random() > 1 / 3:
+        return conditions
+    batch = rng.choice((3, 8))
+    most = ROUNDS * settings["sync"]["sync_every"] * batch * ISLANDS
+    passes, rows = rng.choice((1, 1, 2)), int(most * rng.uniform(0.3, 0.9))
+    if rng.random() < 1 / 2:
+        settings["run"].pop("end_rounds", None)
+        settings["run"].pop("end_tokens", None)
+    else:
+        passes = rng.choice((0, passes))
+    settings["data"] = {
+        "order": "run",
+        "unit_rows": rng.choice((4, 16, 64)),
+        "passes": passes,
+        "shuffle": rng.random() < 1 / 2,
+    }
+    return replace(
+        conditions,
+        rows=rows // max(1, passes),
+        batch=batch,
+        evicted_after_s=rng.choice((0.0, 0.0, 5.0, 30.0)),
+    )
 
 
 def _departures(rng: random.Random) -> dict[str, PlannedDeparture]:

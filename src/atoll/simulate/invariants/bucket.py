@@ -122,6 +122,10 @@ class BucketReferee:
     def digests(self) -> list[bytes]:
         return [state.digest for state in self._states]
 
+    @property
+    def rows(self) -> None:
+        return None
+
     def look(self) -> None:
         self.closers.look()
 

@@ -122,7 +122,32 @@ DEADLINES_BOUNDED = Invariant(
 )
 ISLANDS_CONTINUE = Invariant(
     "islands continue",
-    "An island that no fault killed sees the end of its run.",
+    "An island that no fault killed sees the end of its run, or of its rows.",
+)
+ROWS_ONCE = Invariant(
+    "rows once",
+    "For each fragment no turn is in the counted rows of two rosters, and no turn that "
+    "a roster lists is dealt again.",
+)
+ROWS_HELD = Invariant(
+    "rows held",
+    "An island holds the turns of its answered claims until a release, over every "
+    "crash; nobody else is dealt them, and a roster counts only held turns.",
+)
+ROWS_TRUE = Invariant(
+    "rows true",
+    "The turns of an update are exactly the rows that its island's loop was given in "
+    "the inner steps of the update.",
+)
+ROWS_ADD_UP = Invariant(
+    "rows add up",
+    "Trained, partly trained, refused, in hand and free rows are all rows, and those "
+    "are trained that rosters of every fragment count.",
+)
+ROWS_NAMED = Invariant(
+    "rows named",
+    "When its data has ended a run, every row is trained, partly trained, refused, or "
+    "was held by an island that died or was silent.",
 )
 
 ALL = (
@@ -130,6 +155,7 @@ ALL = (
     *(COUNTED_ONCE, TRUE_MEAN, WORK_CONSERVED, TOKENS_CONSERVED),
     *(ZOMBIES_CHANGE_NOTHING, NOTHING_LEFT_OUT, EVERYONE_COUNTS, PROGRESS),
     *(BOUNDED, DEADLINES_BOUNDED, ISLANDS_CONTINUE, STANDS, AGES),
+    *(ROWS_ONCE, ROWS_HELD, ROWS_TRUE, ROWS_ADD_UP, ROWS_NAMED),
 )
 
 

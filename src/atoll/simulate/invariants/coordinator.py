@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from atoll.coordinator import Service
+from atoll.data import Claim, RowCounts
 from atoll.exchange import calls
 from atoll.journal.files import Body, views_of
 from atoll.protocol.coordinator_state import CoordinatorState
@@ -29,6 +30,10 @@ class CoordinatorReferee:
         self._rounds, self.report = watch.rounds, watch.report
         self._service: Service | None = None
         self._standing = StandingUpdates(watch.report)
+        self._rows = watch.rows
+        self._seen: CoordinatorState | None = None
+        """The state in which releases were looked for."""
+
         self._num_live: dict[tuple[int, int], int] = {}
         """Live members when a round closed, by fragment and round."""
 
@@ -63,12 +68,29 @@ class CoordinatorReferee:
         service = self._coordinator.service
         return [state.digest for state in service.weights] if service else []
 
+    @property
+    def rows(self) -> RowCounts | None:
+        service = self._coordinator.service
+        ledger = service.state.ledger if service is not None else None
+        return ledger.counts if ledger is not None else None
+
     def look(self) -> None:
         service = self._coordinator.service
         if service is not self._service and service is not None:
             self._observe(service)
         if service is not None:
             self._note_closing(service)
+            self._look_at_rows(service)
+
+    def _look_at_rows(self, service: Service) -> None:
+        """Note the releases of rows, and the end of the data."""
+        state, now_s = service.state, self._coordinator.now_s()
+        if state.ledger is None or state is self._seen:
+            return
+        self._seen = state
+        self._rows.released(state, now_s)
+        if state.last_round is not None or state.last_rounds is not None:
+            self._rows.ending(state, now_s)
 
     def _note_closing(self, service: Service) -> None:
         """Note the live members when a round closes, which may be committed later."""
@@ -86,16 +108,20 @@ class CoordinatorReferee:
         check_deadlines(service, self.report)
         for round in service.state.rounds:
             self._rounds.ends(round.fragment, service.state.last_of(round.fragment))
+        self._rows.judge(service.state)
 
     def conclude(self) -> None:
-        if self._coordinator.service is not None:
-            self._rounds.ended(self._coordinator.service)
+        service = self._coordinator.service
+        if service is not None:
+            self._rounds.ended(service)
+            self._rows.conclude(service.state.ledger)
 
     def _observe(self, service: Service) -> None:
         """Check a coordinator that has started, and observe its calls and commits."""
         self._service = service
         was_put_back = self._world.disks[COORDINATOR].was_put_back
         self._rounds.opened(service, was_put_back=was_put_back)
+        self._rows.opened(service.state, self._coordinator.now_s())
         now_s = self._world.scheduler.now_s
         opened_s = {index: now_s for index in range(len(service.weights))}
         self._watch.opened_s = opened_s
@@ -115,7 +141,10 @@ class CoordinatorReferee:
     ) -> calls.Reply:
         before, sender = service.state, _sender(call)
         try:
-            return handle(call, now_s)
+            reply = handle(call, now_s)
+            if isinstance(call, calls.ClaimCall):
+                self._note_claim(service, call, reply)
+            return reply
         finally:
             if sender is not None:
                 self._check_zombie(before, service.state, *sender)
@@ -124,6 +153,13 @@ class CoordinatorReferee:
                 self._note_staged(before, service.state)
             elif isinstance(call, calls.FoundCall):
                 self._rounds.founded(service.weights)
+
+    def _note_claim(
+        self, service: Service, call: calls.ClaimCall, reply: calls.Reply
+    ) -> None:
+        assert isinstance(reply, Claim)
+        self._look_at_rows(service)
+        self._rows.answered(call.island, call.ask.number, reply.spans, service.state)
 
     def _note_staged(self, before: CoordinatorState, after: CoordinatorState) -> None:
         for old, new in zip(before.rounds, after.rounds, strict=False):
@@ -185,6 +221,10 @@ def _sender(call: calls.Call) -> tuple[str, int] | None:
             return header.island, header.incarnation
         case calls.PublishCall(frame):
             return frame.header.island, frame.header.incarnation
+        case calls.ClaimCall(ask):
+            return ask.island, ask.incarnation
+        case calls.DataCall(island, incarnation, _):
+            return island, incarnation
         case calls.LeaveCall(island, incarnation) | calls.FoundCall(
             island, incarnation, _
         ):

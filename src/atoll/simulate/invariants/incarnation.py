@@ -24,6 +24,7 @@ from atoll.protocol import JoinReply, Reception, WorkDecision
 from atoll.simulate.invariants.claims import (
     BOUNDED,
     F64,
+    ROWS_TRUE,
     TOKENS_CONSERVED,
     WORK_CONSERVED,
     CommittedRound,
@@ -31,6 +32,7 @@ from atoll.simulate.invariants.claims import (
     PublishedUpdate,
     Report,
 )
+from atoll.simulate.invariants.rows import GivenRows
 from atoll.weights.layout import F32
 from atoll.wire import FrameKind, Header, Verdict
 
@@ -53,6 +55,7 @@ class ObservedIncarnation:
         """Called with each update that the island knows as staged."""
 
         self.ledgers: list[FragmentLedger] = []
+        self.rows = GivenRows()
         self.host: Host | None = None
         self.num_unconfirmed: Callable[[], int] = lambda: 0
         """Returns the number of updates without an outcome in its exchange."""
@@ -61,6 +64,7 @@ class ObservedIncarnation:
         """Or its end: it left, saw the end, or died at a time."""
 
         self._remaining_work: dict[int, F64] = {}
+        self._remaining_steps: dict[int, slice] = {}
         self._departed: dict[bytes, tuple[int, PublishedUpdate]] = {}
         self._staged: set[bytes] = set()
 
@@ -87,6 +91,7 @@ class ObservedIncarnation:
         seal = ledger.seal
         if seal is not None and seal.update is None and seal.round == header.round:
             seal.update = update
+            self._require_rows(ledger, header, seal.steps)
         if header.kind is FrameKind.DEPARTING:
             self._depart(ledger, update)
 
@@ -106,9 +111,12 @@ class ObservedIncarnation:
         if self.host.has_left:
             ledger.train(local)
             self._remaining_work[fragment] = self._remaining(ledger)
+            first = self._first_remaining(ledger)
+            self._remaining_steps[fragment] = slice(first, len(self.rows.steps))
         elif ledger.slot.sealed is None:
             round, tokens = ledger.slot.state.round + 1, self.host.tally.tokens
-            ledger.sealing(local, round=round, tokens=tokens)
+            num_steps = self.host.tally.inner_steps
+            ledger.sealing(local, round=round, tokens=tokens, num_steps=num_steps)
 
     def before_write(self, fragment: int) -> None:
         if self.host is not None:
@@ -120,7 +128,12 @@ class ObservedIncarnation:
         ledger = self.ledgers[fragment]
         sealed, tokens = ledger.slot.sealed, self.host.tally.tokens
         assert sealed is not None
-        ledger.adopted(self.view.local[fragment], sealed, tokens=tokens)
+        ledger.adopted(
+            self.view.local[fragment],
+            sealed,
+            tokens=tokens,
+            num_steps=self.host.tally.inner_steps,
+        )
 
     def conclude(self) -> list[TokenFates]:
         """Close the ledgers at the end of the run, and return the tokens by outcome."""
@@ -132,14 +145,32 @@ class ObservedIncarnation:
 
     def _remaining(self, ledger: FragmentLedger) -> F64:
         """Return the work of a leaving island that is in no update yet."""
-        update, seal = ledger.slot.sealed, ledger.seal
-        is_awaited = update and update.frame is None and update.outcome is None
-        if update is None or seal is None or is_awaited:
+        seal = ledger.seal
+        if seal is None or _is_awaited(ledger):
             return ledger.loaded() - ledger.mark + ledger.decay * ledger.residual()
         made_since = seal.local - ledger.mark
-        if update.outcome is not None and update.outcome.decision is WorkDecision.CARRY:
+        if _is_carried(ledger):
             return seal.pseudo + made_since + ledger.decay * ledger.residual()
         return made_since + ledger.decay * ledger.left_over(seal)
+
+    def _first_remaining(self, ledger: FragmentLedger) -> int:
+        """Return the first inner step of a leaving island that is in no update yet."""
+        seal = ledger.seal
+        if seal is None or _is_awaited(ledger) or _is_carried(ledger):
+            return ledger.settled_steps
+        stop: int = seal.steps.stop
+        return stop
+
+    def _require_rows(
+        self, ledger: FragmentLedger, header: Header, steps: slice
+    ) -> None:
+        """Check the rows of an update when it is sent for the first time."""
+        fault = self.rows.fault(header.progress.cursor, steps)
+        if fault:
+            detail = f"its update for round {header.round} of fragment "
+            self._report(
+                ROWS_TRUE, ledger.subject, f"{detail}{header.fragment} {fault}"
+            )
 
     def _depart(self, ledger: FragmentLedger, update: PublishedUpdate) -> None:
         seal, header = ledger.seal, update.header
@@ -151,6 +182,7 @@ class ObservedIncarnation:
         expected = self._remaining_work.get(header.fragment)
         if expected is None:
             return
+        self._require_rows(ledger, header, self._remaining_steps[header.fragment])
         worst = np.abs(update.values - expected) - _tolerance(header.codec, expected)
         if float(worst.max()) > 0.0:
             self._report(
@@ -208,7 +240,7 @@ class ObservedIncarnation:
         commit = self._history.listing(digest) or self._history.commits.get(
             (header.fragment, header.round)
         )
-        if commit is None:
+        if commit is None or self._still_stands(ledger, digest):
             return
         entry, counted = commit.entry(header.island), self._history.counting(update)
         if counted is not None:
@@ -227,6 +259,15 @@ class ObservedIncarnation:
                 f"{header.fragment}, which was acknowledged as staged, and the roster "
                 f"has {entry.verdict if entry else 'no entry'} for another",
             )
+
+    def _still_stands(self, ledger: FragmentLedger, digest: bytes) -> bool:
+        """Return whether an asynchronous run stopped before a round that lists it.
+
+        Its last islands have left, and a quorum of them never came back.
+        """
+        is_async = ledger.joined.settings.sync.is_async
+        is_over = self._history.has_ended(ledger.slot.index)
+        return is_async and not is_over and self._history.listing(digest) is None
 
 
 class WatchedView:
@@ -271,6 +312,18 @@ class WatchedLine:
         return reply
 
 
+def _is_awaited(ledger: FragmentLedger) -> bool:
+    """Return whether nothing is in flight, or a seal that has made no update yet."""
+    update = ledger.slot.sealed
+    return update is None or (update.frame is None and update.outcome is None)
+
+
+def _is_carried(ledger: FragmentLedger) -> bool:
+    update = ledger.slot.sealed
+    outcome = update.outcome if update is not None else None
+    return outcome is not None and outcome.decision is WorkDecision.CARRY
+
+
 def _tolerance(codec: str, values: F64) -> F64:
     """Return the largest error of the codec for each value."""
     size: F64 = np.abs(values)
@@ -296,6 +349,9 @@ class SealRecord:
     pseudo: F64
     residual: F64
     tokens: int
+    steps: slice
+    """Its inner steps, of which no settled update has one."""
+
     update: PublishedUpdate | None = None
     """The published update; None before, or if there is none."""
 
@@ -340,7 +396,7 @@ class FragmentLedger:
     def __init__(
         self, joined: JoinReply, slot: IslandFragment, history: History, report: Report
     ) -> None:
-        self._joined, self.slot, self._history = joined, slot, history
+        self.joined, self.slot, self._history = joined, slot, history
         self.subject = f"{joined.island} (incarnation {joined.incarnation})"
         self._report = report
         self.decay = float(np.float32(joined.settings.wire.error_feedback_decay))
@@ -353,6 +409,8 @@ class FragmentLedger:
 
         self.seal: SealRecord | None = None
         self.tokens = TokenFates()
+        self.settled_steps = 0
+        """Inner steps that no further update has to hold."""
 
     def begin(self, local: np.ndarray) -> None:
         """Start from the weights that the island has loaded."""
@@ -364,7 +422,9 @@ class FragmentLedger:
         self._work += self.mark - now
         self.mark = now
 
-    def sealing(self, local: np.ndarray, *, round: int, tokens: int) -> None:
+    def sealing(
+        self, local: np.ndarray, *, round: int, tokens: int, num_steps: int
+    ) -> None:
         """Note the weights and the work that the island seals."""
         self.train(local)
         self.seal = SealRecord(
@@ -373,10 +433,16 @@ class FragmentLedger:
             pseudo=self.loaded() - self.mark,
             residual=self.residual(),
             tokens=tokens,
+            steps=slice(self.settled_steps, num_steps),
         )
 
     def adopted(
-        self, local: np.ndarray, sealed: UpdateInFlight, *, tokens: int
+        self,
+        local: np.ndarray,
+        sealed: UpdateInFlight,
+        *,
+        tokens: int,
+        num_steps: int,
     ) -> None:
         """Book an outcome that the island has adopted into its weights."""
         arrival, seal = sealed.outcome, self.seal
@@ -393,9 +459,11 @@ class FragmentLedger:
             case WorkDecision.DROP:
                 self._lost += made_since + (0.0 if is_counted else seal.pseudo)
                 self.tokens.dropped += tokens - self.tokens.settled
+                self.settled_steps = num_steps
             case WorkDecision.REFUSE:
                 self._lost += made_since + seal.pseudo + seal.residual
                 self.tokens.refused += tokens - self.tokens.settled
+                self.settled_steps = num_steps
         self.mark = local.astype(np.float64)
         if is_lost or (arrival.decision is WorkDecision.ADOPT and self._mixes):
             # The papers' blend gives up steps made in flight, so the difference is lost
@@ -446,6 +514,7 @@ class FragmentLedger:
         self._committed += update.values
         self._error += self._lost_by_codec(seal, update)
         self.count_tokens(seal.tokens, update)
+        self.settled_steps = seal.steps.stop
         return True
 
     def _receipt(self, seal: SealRecord) -> CommittedRound | None:
@@ -457,7 +526,7 @@ class FragmentLedger:
 
     def count_tokens(self, tokens: int, update: PublishedUpdate) -> None:
         """Book the tokens of a counted update, sealed when there were `tokens`."""
-        reported = update.header.progress.tokens - self._joined.tokens
+        reported = update.header.progress.tokens - self.joined.tokens
         if reported != tokens:
             self._report(
                 TOKENS_CONSERVED,
@@ -483,10 +552,10 @@ class FragmentLedger:
     ) -> None:
         receipt = self._receipt(seal)
         commit = receipt or self._history.commits.get((self.slot.index, seal.round))
-        entry = commit.entry(self._joined.island) if commit else None
+        entry = commit.entry(self.joined.island) if commit else None
         is_refused = receipt is not None and not is_counted
         # An update of an asynchronous run stands until it is listed: nothing is late.
-        stands = self._joined.settings.sync.is_async
+        stands = self.joined.settings.sync.is_async
         allowed = {
             WorkDecision.ADOPT: is_counted,
             WorkDecision.REBASE: is_counted,

@@ -7,11 +7,13 @@ nothing fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from atoll.data import RowCounts
 from atoll.exchange import Frame, Outcome
 from atoll.exchange.bucket import view as bucket
 from atoll.exchange.bucket.exchange import LONGEST_S
@@ -30,6 +32,7 @@ from atoll.simulate.invariants.incarnation import (
     total,
 )
 from atoll.simulate.invariants.listings import EveryoneListed
+from atoll.simulate.invariants.rows import RowCheck
 from atoll.simulate.network import Network
 from atoll.simulate.store import REQUEST_S
 from atoll.simulate.world import SimWorld
@@ -63,6 +66,11 @@ class Referee(Protocol):
     @property
     def digests(self) -> list[bytes]:
         """The digest of each fragment's state after its last committed round."""
+        ...
+
+    @property
+    def rows(self) -> RowCounts | None:
+        """The rows in each state; None in a run that deals out none."""
         ...
 
     def look(self) -> None:
@@ -117,6 +125,9 @@ class InvariantWatch:
         self.violations: list[claims.Violation] = []
         self.history = claims.History()
         self.rounds = claims.RoundCheck(self.history, settings, layout, self.report)
+        self.rows = RowCheck(
+            self.history, settings, self.report, num_fragments=len(layout)
+        )
         self.progress = ProgressCheck(silence_s, self.report)
         self._everyone: EveryoneCounts | EveryoneListed
         if settings.sync.is_async:
@@ -184,7 +195,18 @@ class InvariantWatch:
             incarnation, _ = self._present.pop(island)
             incarnation.fate = fate
             self._everyone.disturbed(self._scheduler.now_s)
+            if fate.startswith("died"):
+                self.rows.died(island)
         self._fragments.pop(island, None)
+
+    @contextmanager
+    def drawing(self, incarnation: ObservedIncarnation) -> Iterator[None]:
+        """Expect no update from an island while it waits for rows."""
+        began_s, incarnation.rows.is_waiting = self._scheduler.now_s, True
+        yield
+        incarnation.rows.is_waiting = False
+        if self._scheduler.now_s > began_s:
+            self._everyone.disturbed(self._scheduler.now_s)
 
     def after_event(self) -> None:
         self.referee.look()
@@ -211,6 +233,7 @@ class InvariantWatch:
         """Check a committed outcome."""
         now_s = self._scheduler.now_s
         self.rounds.committed(outcome)
+        self.rows.committed()
         self._judge_roster(outcome)
         self.opened_s[outcome.header.fragment] = now_s
         self.progress.committed(now_s)
@@ -247,8 +270,8 @@ class InvariantWatch:
         opened_s = self.opened_s.get(outcome.header.fragment, 0.0)
         present = [
             island
-            for island, (_, since_s) in self._present.items()
-            if since_s <= opened_s
+            for island, (incarnation, since_s) in self._present.items()
+            if since_s <= opened_s and not incarnation.rows.is_waiting
         ]
         self._everyone.committed(outcome, opened_s, present)
 

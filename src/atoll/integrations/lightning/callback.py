@@ -205,6 +205,11 @@ class IslandCallback(Callback):
             self._wants_save = False
             trainer.save_checkpoint(Path(_directory(trainer)) / SAVED_ON_DEMAND)
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop when the run's rows have ended with an epoch: the next one is empty."""
+        if self._rows is not None and self._rows.is_over:
+            _stop(trainer)
+
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validate the run's weights."""
         if self._session is not None:

@@ -2,7 +2,9 @@
 
 The peer of the first row is a plain DataLoader that shuffles the same rows. Two rows
 are of an island that trains in windows: its claims, and the bytes that its rows add to
-a roster. The last ones are of the ledger of a whole pass, shared by 64 islands.
+a roster. Two are of the ledger of a whole pass, shared by 64 islands. The last ones are
+of four processes, one of which is killed every 20 rounds: the rows that are trained,
+and beside it those of shares by number.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import time
 
 import numpy as np
 import torch
+from _data_deaths import share_trained
 from _timing import Row, medians, parse, report
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -34,12 +37,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--windows", type=int, default=20)
     parser.add_argument("--ledger-rows", type=int, default=1_000_000_000)
+    parser.add_argument("--pass-rows", type=int, default=9600)
     parser.add_argument("--turns", type=int, default=3)
-    options = parse(parser, rows=4096, windows=3, ledger_rows=2_000_000, turns=1)
+    smoke = {"rows": 4096, "windows": 3, "ledger_rows": 2_000_000, "pass_rows": 1600}
+    options = parse(parser, **smoke, turns=1)
     torch.set_num_threads(1)
     rows = [loader_row(options.rows, options.turns)]
     rows += window_rows(options.windows)
     rows += ledger_rows(options.ledger_rows)
+    rows += death_rows(options.pass_rows, killed_every=4 if options.smoke else 20)
     report(f"{options.rows} rows of {TOKENS} tokens, batches of {BATCH}", rows)
 
 
@@ -165,6 +171,29 @@ def ledger_rows(rows: int) -> list[Row]:
             ours_s=spent_s,
             peer_s=0.0,
             ratio=1e6 * spent_s / num_windows,
+        ),
+    ]
+
+
+def death_rows(rows: int, *, killed_every: int) -> list[Row]:
+    """Return the rows of a pass in which an island dies again and again."""
+    trained = {
+        order: share_trained(order, rows=rows, killed_every=killed_every)
+        for order in ("run", "islands")
+    }
+    return [
+        Row(
+            what=f"trained, 1 of 4 dies every {killed_every} rounds",
+            ours_s=0.0,
+            peer_s=0.0,
+            ratio=trained["run"],
+            limit=1.0,
+        ),
+        Row(
+            what="trained at most, with shares by number",
+            ours_s=0.0,
+            peer_s=0.0,
+            ratio=trained["islands"],
         ),
     ]
 

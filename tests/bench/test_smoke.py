@@ -30,7 +30,10 @@ TABLES = {
         *("loss <= 1.005 ", "clock <= 0.35 ", "loss >= 1.1 ", "loss <= 1.015 "),
     ],
     "coordinator_memory": ["highest", "restart on the journal", "<= "],
-    "data": ["peer ms", "a pass, dealt", "<= 1.03 ", "claims per window", "the ledger"],
+    "data": [
+        *("peer ms", "a pass, dealt", "<= 1.03 ", "claims per window", "the ledger"),
+        *("1 of 4 dies every", "with shares by number"),
+    ],
     "deadlines": ["rounds/h", "learned", "600 s", "learned, max 3600 s"],
     "death": ["limit s", "SIGKILL", "SIGSTOP", "<= 1 ", "Starved for", "torchft"],
     "hook": ["peer ms", "limit", "the hook", "the pace", "<= 1 "],

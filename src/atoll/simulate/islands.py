@@ -70,7 +70,7 @@ class Conditions:
     """Rows of an inner step."""
 
     evicted_after_s: float = 0.0
-    """An operator evicts an island that has been dead for so long; 0: never."""
+    """An operator evicts an island that has been dead for longer; 0: never."""
 
     @property
     def slowest_step_s(self) -> float:
@@ -263,15 +263,15 @@ class SimIsland:
         """Return a function that draws a batch; it returns False if there is none."""
         if host.deal is None:
             return lambda: True
-        conditions, given = self._conditions, ports.incarnation.rows
-        given.begin(host.settings, conditions.rows)
+        conditions, given_rows = self._conditions, ports.incarnation.rows
+        given_rows.begin(host.settings, conditions.rows)
         source = batches(DealtHost(host), rows=conditions.rows, batch=conditions.batch)
 
         def draw() -> bool:
             with self._watch.drawing(ports.incarnation):
                 rows = next(source, None)
             if rows is not None:
-                given.steps.append(rows)
+                given_rows.steps.append(rows)
             return rows is not None
 
         return draw

@@ -281,8 +281,8 @@ def _with_rows(
     if rng.random() > 1 / 3:
         return conditions
     batch = rng.choice((3, 8))
-    most = ROUNDS * settings["sync"]["sync_every"] * batch * ISLANDS
-    passes, rows = rng.choice((1, 1, 2)), int(most * rng.uniform(0.3, 0.9))
+    max_rows = ROUNDS * settings["sync"]["sync_every"] * batch * ISLANDS
+    passes, rows = rng.choice((1, 1, 2)), int(max_rows * rng.uniform(0.3, 0.9))
     if rng.random() < 1 / 2:
         settings["run"].pop("end_rounds", None)
         settings["run"].pop("end_tokens", None)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+import atoll
+from atoll import RunSettings
 from atoll.errors import CorruptError, UsageError
 from atoll.launch.base import Handle, Launcher, LaunchOrder, State
 from atoll.launch.engines.local import (
@@ -59,6 +61,45 @@ def test_an_island_that_dies_at_once_is_left_dead(stage: LaunchStage) -> None:
     said = launcher.logs(handle, 0)
     assert said.count("before the end") == 3
     assert said[-1] == "atoll: claim-0 ended with exit code 3, and is not restarted."
+
+
+BEYOND = """
+import atoll.torch, torch
+from atoll import kernels
+
+kernels.use("numpy")  # starts at once
+models = [torch.nn.Linear(1, 1) for _ in "ab"]
+first, second = (
+    atoll.torch.join(model, torch.optim.SGD(model.parameters()), {run!r}, island=name)
+    for model, name in zip(models, "ab")
+)
+for row in atoll.torch.shard(list(range(8)), second):
+    print("a row")
+"""
+"""The second island of a run that cuts its data for one."""
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_an_island_without_a_share_is_not_started_again(
+    stage: LaunchStage, tmp_path: Path
+) -> None:
+    """It ends at once, and its log names the setting that helps."""
+    run = str(tmp_path / "bucket")
+    atoll.init(run, RunSettings.from_dict({"run": {"start_islands": 1}}))
+    restarts = Restarts(first_pause_s=0.05, longest_pause_s=0.1)
+    command = BEYOND.format(run=run)
+    order = stage.order(command, num_islands=1, restarts=restarts)
+    launcher = stage.open_launcher()
+    handle = launcher.launch(order, keep=NOTHING)
+    (report,) = stage.until(handle, are_over)
+
+    said = launcher.logs(handle, 0)
+    assert (report.state, report.restarts, report.exit_code) == (State.FAILED, 0, 6)
+    assert report.reason == "exit code 6: it has no part in the run"
+    assert "a row" not in said
+    assert any("run.max_islands" in line for line in said)
+    assert "is not restarted: it has no part in the run" in said[-1]
 
 
 def test_a_killed_island_comes_back(stage: LaunchStage) -> None:

@@ -132,7 +132,7 @@ ROWS_ONCE = Invariant(
 ROWS_HELD = Invariant(
     "rows held",
     "An island holds the turns of its answered claims until a release, over every "
-    "crash; nobody else is dealt them, and a roster counts only held turns.",
+    "crash; no other island is dealt them, and a roster counts only held turns.",
 )
 ROWS_TRUE = Invariant(
     "rows true",

@@ -163,12 +163,14 @@ class RowCheck:
         rest = rest - states.partly
         rest = rest - union(self._last_held(island) for island in self._excused)
         if rest:
-            held = {name: _text(spans & rest) for name, spans in self._holdings.items()}
+            in_hand = {
+                name: _text(spans & rest) for name, spans in self._holdings.items()
+            }
             self._report(
                 ROWS_NAMED,
                 COORDINATOR,
                 f"{_text(rest)} are not trained at the end of the data, nor held by an "
-                f"island that died: in hand {held}, dead {sorted(self._excused)}",
+                f"island that died: in hand {in_hand}, dead {sorted(self._excused)}",
             )
 
     @property
@@ -231,20 +233,20 @@ class RowCheck:
         self, commit: CommittedRound, entry: RosterEntry, spans: Spans
     ) -> None:
         fragment, round = commit.header.fragment, commit.header.round
-        held = spans <= self._holdings.get(entry.island, EMPTY)
+        is_held = spans <= self._holdings.get(entry.island, EMPTY)
         again = spans & self._counted[fragment]
         if entry.verdict is Verdict.COUNTED:
             if again:
                 detail = f"round {round} of fragment {fragment} counts {_text(again)} "
                 self._report(ROWS_ONCE, entry.island, f"{detail}again")
-            if not held and not self._history.has_gaps:
+            if not is_held and not self._history.has_gaps:
                 detail = f"round {round} of fragment {fragment} counts {_text(spans)}"
                 self._report(ROWS_HELD, entry.island, f"{detail}, not held by it")
             self._counted[fragment] |= spans
         elif entry.verdict is Verdict.REFUSED:
-            own = spans & self._holdings.get(entry.island, EMPTY)
-            self._refused[fragment] |= own - self._counted[fragment]
-            if entry.reason.startswith(REFUSED_DATA) and held and not again:
+            own_spans = spans & self._holdings.get(entry.island, EMPTY)
+            self._refused[fragment] |= own_spans - self._counted[fragment]
+            if entry.reason.startswith(REFUSED_DATA) and is_held and not again:
                 detail = f"round {round} refuses {_text(spans)}, which it holds: "
                 self._report(ROWS_HELD, entry.island, detail + entry.reason)
 
@@ -316,5 +318,5 @@ def _text(spans: Spans) -> str:
     """Return the first intervals of a set, and its size."""
     intervals: Sequence[tuple[int, int]] = list(spans)[:4]
     listed = " ".join(f"[{first}, {last})" for first, last in intervals)
-    more = " and more" if spans.num_spans > len(intervals) else ""
-    return f"turns {listed}{more} ({len(spans)})"
+    ellipsis = " and more" if spans.num_spans > len(intervals) else ""
+    return f"turns {listed}{ellipsis} ({len(spans)})"

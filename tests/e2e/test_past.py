@@ -122,8 +122,10 @@ def test_crashes_of_the_coordinator_change_nothing_of_the_story(stage: Stage) ->
         assert after == before
         assert all(row["counted"] >= 2 * round for row in after.islands[:2])
         assert _starts(stage) == crash + 1
+        assert "restarted" in found(stage)
         if crash == 1:
             c.kill()
+            until("c to be silent", lambda: "silent" in found(stage), within_s=LONG_S)
         stage.ask("POST", "/control/resume")
     a.ends_well(LONG_S)
     b.ends_well(LONG_S)
@@ -143,6 +145,11 @@ def test_crashes_of_the_coordinator_change_nothing_of_the_story(stage: Stage) ->
     marks = {row["island"]: row["marks"] for row in end.islands}
     assert "#" in marks["a"]
     assert marks["c"].endswith(("~", "."))
+
+
+def found(stage: Stage) -> set[str]:
+    """Return the kinds of the present findings."""
+    return {row["kind"] for row in stage.status()["findings"]}
 
 
 def _starts(stage: Stage) -> int:

@@ -520,6 +520,7 @@ class Watcher:
             round=round.number,
             bytes=round.staged[island].body_bytes,
             seconds=max(0.0, now_s - round.opened_s),
+            norm=round.staged[island].norm,
         )
 
     def _tell_closing(
@@ -583,6 +584,8 @@ class Watcher:
             tokens=self._seen.counted.tokens,
             stall_share_mean=self._stall_share_mean(),
             marks=marks_of(header.roster, self._seen.members.known),
+            late_names=_names_of(header.roster, Verdict.LATE),
+            refused_names=_names_of(header.roster, Verdict.REFUSED),
         )
         self.recent.append({**fields, "committed_unix_s": event.at_unix_s})
 
@@ -649,6 +652,10 @@ class Watcher:
         else:
             name = "run_moved" if state.move.is_over else "run_moving"
             self._events.emit(name, target=state.move.target)
+
+
+def _names_of(roster: Roster, verdict: Verdict) -> list[str]:
+    return [entry.island for entry in roster.entries if entry.verdict is verdict]
 
 
 _MARKS = {Verdict.COUNTED: COUNTED, Verdict.LATE: LATE, Verdict.REFUSED: REFUSED}

@@ -404,6 +404,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
                     "one character per slot: `#` counted, `~` late, `!` refused, "
                     "`.` absent"
                 ),
+                "late_names": ValueKind.NAMES.optional("islands that were late"),
+                "refused_names": ValueKind.NAMES.optional(
+                    "islands whose updates were refused"
+                ),
             },
         ),
         "update_staged": EventKind(
@@ -412,6 +416,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             | {
                 "bytes": ValueKind.INTEGER.field("size of its body"),
                 "seconds": ValueKind.NUMBER.field("time since the round's opening"),
+                "norm": ValueKind.NUMBER.optional("norm of its pseudo-gradient"),
             },
         ),
         "update_refused": EventKind(

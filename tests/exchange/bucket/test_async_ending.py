@@ -12,6 +12,7 @@ from atoll.exchange.bucket import BucketReader, documents, keys
 from atoll.exchange.bucket.documents import ControlDocument
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
+from atoll.exchange.bucket.view import BEAT_S
 from atoll.protocol import Reception
 from atoll.run_client import Action, Command
 from atoll.run_client.store import StoreObserver, write_control
@@ -134,6 +135,33 @@ def test_an_operator_stops_a_run_with_its_open_rounds(tmp_path: Path) -> None:
         write_control(observer, Command(action=Action.SET, values=values))
 
     assert last_rounds(lagoon, "b") is None
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_last_round_closes_below_the_quorum_when_nobody_is_left(
+    mode: str, tmp_path: Path
+) -> None:
+    """The other island has left; without a stop the round waits for a quorum."""
+    settings = asynchronous(islands=2, quorum=2)
+    if mode == "sync":
+        unset = {"async.grace_s": None, "async.buffer": None}
+        settings = settings.with_values({"sync.mode": "sync", **unset})
+    store = FileStore(tmp_path / "store")
+    lagoon = Lagoon("a", "b", store=store, settings=settings)
+    for name in "ab":
+        lagoon.publish(name, 1.0, round=1)
+    lagoon.hold("a")
+    lagoon.exchanges["b"].leave("b", 1)
+    lagoon.publish("a", 3.0, round=2)
+    lagoon.time.sleep(5 * BEAT_S)
+    assert lagoon.exchanges["a"].outcome(0, 2, wait_s=0.0) is None
+    with StoreObserver(str(tmp_path / "store"), clock=lagoon.time) as observer:
+        write_control(observer, Command(action=Action.STOP))
+    lagoon.time.sleep(BEAT_S)
+
+    assert lagoon.ages("a", 2) == {"a": 0}
+    with pytest.raises(RunEnded, match="Round 3 will not open"):
+        lagoon.exchanges["a"].outcome(0, 3, wait_s=0.0)
 
 
 def test_tokens_below_what_has_counted_end_the_run(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.atoll-installed
-SLOW := tests/bench tests/e2e tests/kill_storm tests/training tests/examples tests/integrations tests/launch/engines \
+SLOW := tests/bench tests/plan/test_simulated.py tests/e2e tests/kill_storm tests/training tests/examples tests/integrations tests/launch/engines \
   $(addprefix tests/simulate/,test_storms_hold.py test_more_storms_hold.py test_planted.py test_store_storms_hold.py test_planted_store.py) \
   $(addprefix tests/jax/,test_mesh.py test_example.py test_ahead.py test_twins.py)
 
@@ -86,6 +86,9 @@ SLURM_IS_HERE := $(and $(shell command -v munged),$(shell command -v slurmctld),
 AZURITE := .engines/node_modules/.bin/azurite-blob
 SKYPILOT := skypilot==0.14.1
 SKY := .engines/sky
+TRACKERS := wandb==0.31.0 mlflow-skinny==3.17.2 trackio==0.43.0
+TRACK := .engines/wandb
+TRACK_STAMP := $(TRACK)/.has-trackers
 SKY_STAMP := $(SKY)/.has-$(SKYPILOT)
 
 engines: setup
@@ -110,3 +113,10 @@ engines: setup
 	    { echo "uv could not install; using pip."; \
 	      $(SKY)/bin/python -m pip install --quiet -e ".[skypilot]" $(SKYPILOT) pytest pytest-timeout; }; } && \
 	  touch $(SKY_STAMP); }
+	@test -f $(TRACK_STAMP) || { \
+	  $(PYTHON) -m venv --clear $(TRACK) && \
+	  { UV_FIND_LINKS="$$PIP_FIND_LINKS" $(VENV)/bin/uv pip install --quiet --python $(TRACK)/bin/python \
+	      -e . $(TRACKERS) pytest || \
+	    { echo "uv could not install; using pip."; \
+	      $(TRACK)/bin/python -m pip install --quiet -e . $(TRACKERS) pytest; }; } && \
+	  touch $(TRACK_STAMP); }

@@ -7,7 +7,8 @@ a link of its own in userspace, which takes 40 ms each way. Beside them: the sam
 without overlap, and data parallel, two processes that reduce bf16 gradients after every
 step through one such link. Each is also run by the simulator. `late` is by how much a
 step of the stand-in was longer than it should be: above a millisecond or two the
-machine is busy with something else.
+machine is busy with something else. `planned` is the figure of `atoll plan`, which
+should differ from the measurement by at most five points.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import _utilisation_virtual as virtual
 from _timing import parse
 
 from atoll import RunSettings
+from atoll.plan import IslandLink, Plan, Workload, data_parallel, judge
 from atoll.testing import Link
 
 RATE_BYTES_PER_S, DELAY_S = 100e6 / 8, 0.04
@@ -40,7 +42,7 @@ WARM_UP_ROUNDS, LAST_ROUNDS = 3, 1
 VIRTUAL_ROUNDS = 60
 """So many that the founder's wait for the others weighs less than a percent."""
 
-AT_LEAST, WITHIN = 0.97, 0.02
+AT_LEAST, WITHIN, PLAN_WITHIN = 0.97, 0.02, 0.05
 HERE = Path(__file__).parent
 ATOLL = Path(sys.executable).with_name("atoll")
 
@@ -74,6 +76,7 @@ class Figure:
     what: str
     measured: Sequence[Took]
     simulated: Sequence[float]
+    planned: float
     limit: float | None = None
 
     def line(self) -> str:
@@ -82,10 +85,14 @@ class Figure:
         ours, theirs = least.utilisation, min(self.simulated)
         stall, apart = least.wait_s / least.seconds, ours - theirs
         verdict = _verdict(f"within {WITHIN * 100:g}", abs(apart) <= WITHIN)
+        is_planned = abs(ours - self.planned) <= PLAN_WITHIN
+        plan = _verdict(f"plan within {PLAN_WITHIN * 100:g}", is_planned)
+        verdict = f"{verdict}, {plan}"
         if self.limit is not None:
             held = _verdict(f">= {self.limit:.0%}", ours >= self.limit)
             verdict = f"{held}, {verdict}"
-        words = f"{ours:9.1%} {theirs:9.1%} {apart * 100:+6.1f} {stall:6.1%}"
+        words = f"{ours:9.1%} {theirs:9.1%} {apart * 100:+6.1f} {self.planned:8.1%}"
+        words += f" {stall:6.1%}"
         bytes_ = f"{least.bytes_up / 1e6:12.2f} {least.bytes_down / 1e6:7.2f}"
         return f"{self.what:16} {words} {least.late_s * 1e3:8.1f} {bytes_}  {verdict}"
 
@@ -103,7 +110,8 @@ def main() -> None:
     print(f"{ELEMENTS:,} parameters in {BLOCKS} fragments, e3m0 up and int8 down;")
     print(f"inner steps of {STEP_S * 1e3:g} ms, {SYNC_EVERY} a round\n")
     columns = (
-        f"{'measured':>9} {'simulated':>9} {'points':>6} {'stall':>6} {'late ms':>8}"
+        f"{'measured':>9} {'simulated':>9} {'points':>6} {'planned':>8} "
+        f"{'stall':>6} {'late ms':>8}"
     )
     print(f"{'':16} {columns} {'MB up, down a round':>20}  limits")
     for figure in measured(given.rounds, given.steps):
@@ -127,13 +135,31 @@ def measured(rounds: int, steps: int) -> Iterator[Figure]:
             virtual.islands(
                 _settings(overlap_steps), elements=ELEMENTS, step_s=STEP_S, **LINE
             ),
+            planned(overlap_steps),
             AT_LEAST if overlap_steps else None,
         )
     yield Figure(
         "data parallel",
         run_ring(steps),
         [virtual.ring(elements=ELEMENTS, step_s=STEP_S, steps=steps, **LINE)],
+        data_parallel(*_plan_inputs()),
     )
+
+
+def planned(overlap_steps: int) -> float:
+    """Return the utilisation by the model of `atoll plan`."""
+    plan = Plan.of(_settings(overlap_steps))
+    return judge(*_plan_inputs(), plan).utilisation
+
+
+def _plan_inputs() -> tuple[Workload, IslandLink]:
+    rate_bits_per_s = 8 * RATE_BYTES_PER_S
+    link = IslandLink(
+        up_bits_per_s=rate_bits_per_s,
+        down_bits_per_s=rate_bits_per_s,
+        delay_s=DELAY_S,
+    )
+    return Workload(parameters=ELEMENTS, steps_s=(STEP_S, STEP_S)), link
 
 
 def _verdict(limit: str, holds: bool) -> str:

@@ -155,7 +155,7 @@ def test_imports_are_absolute() -> None:
     assert [str(each) for each in all_imports() if each.module.startswith(".")] == []
 
 
-@pytest.mark.parametrize("package", ["algorithm", "data", "protocol"])
+@pytest.mark.parametrize("package", ["algorithm", "data", "plan", "protocol"])
 def test_pure_code_knows_no_time_and_no_machine(package: str) -> None:
     """Nothing in pure code imports a clock, randomness, threads, files or sockets."""
     found = [

@@ -18,7 +18,12 @@ from atoll.telemetry import (
     EventBus,
     tensorboard,
 )
-from atoll.telemetry.tensorboard import MAX_TAGS, TensorBoardWriter, scalars_of
+from atoll.telemetry.tensorboard import (
+    MAX_TAGS,
+    Scalar,
+    TensorBoardWriter,
+    scalars_of,
+)
 
 proto = pytest.importorskip("tensorboardX.proto.event_pb2")
 
@@ -48,22 +53,22 @@ def records(file: Path) -> Iterator[Any]:
 def test_a_loss_is_drawn_against_tokens_and_inner_steps() -> None:
     """One curve of each kind per island."""
     assert list(scalars_of(loss(metrics={"lr": 0.5}))) == [
-        ("loss_by_tokens/i0", 5000, 2.5),
-        ("loss_by_inner_steps/i0", 40, 2.5),
-        ("lr/i0", 40, 0.5),
+        Scalar("loss_by_tokens/i0", 5000, 2.5, "tokens"),
+        Scalar("loss_by_inner_steps/i0", 40, 2.5, "inner_steps"),
+        Scalar("lr/i0", 40, 0.5, "inner_steps"),
     ]
 
 
 def test_a_round_is_drawn_against_its_number() -> None:
     """One curve per fragment for time, verdicts, bytes; and how long islands stood."""
     assert list(scalars_of(committed(stall_share_mean=0.25))) == [
-        ("round_seconds/fragment-2", 7, 3.0),
-        ("round_counted/fragment-2", 7, 4.0),
-        ("round_late/fragment-2", 7, 1.0),
-        ("round_refused/fragment-2", 7, 0.0),
-        ("round_bytes/fragment-2", 7, 100.0),
-        ("round_tokens/fragment-2", 7, 9000.0),
-        ("stall_share_mean", 7, 0.25),
+        Scalar("round_seconds/fragment-2", 7, 3.0),
+        Scalar("round_counted/fragment-2", 7, 4.0),
+        Scalar("round_late/fragment-2", 7, 1.0),
+        Scalar("round_refused/fragment-2", 7, 0.0),
+        Scalar("round_bytes/fragment-2", 7, 100.0),
+        Scalar("round_tokens/fragment-2", 7, 9000.0),
+        Scalar("stall_share_mean", 7, 0.25),
     ]
 
 

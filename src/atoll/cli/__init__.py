@@ -24,6 +24,7 @@ PANELS = {
     "Start": {
         "demo": "Train a small language model on four islands.",
         "serve": "Serve a new run, or the run of a directory.",
+        "plan": "Plan a run for a link: which settings keep devices busy.",
         "init": "Make a run in a store, without a coordinator.",
         "join": "Run a command as an island of a run.",
         "invite": "Print a command for another machine to join a run; for operators.",
@@ -41,6 +42,7 @@ PANELS = {
         "status": "Print a run's progress, its islands, and why it waits.",
         "events": "Print the last 1,000 events of a run, or all since a time.",
         "report": "Write one page about a run: loss, who counted, and time.",
+        "track": "Write the curves of a run into an experiment tracker.",
         "doctor": "Check the connection from this machine to a run, step by step.",
     },
     "Control": {
@@ -80,6 +82,11 @@ VERB_EXAMPLES = {
         "atoll serve run.toml --listen 0.0.0.0 --port 4711",
         "atoll serve --dir lagoon.atoll",
     ),
+    "plan": (
+        "atoll plan --params 1B --link 100Mbit --delay 40ms --step 1s",
+        "atoll plan run.toml --params 1B --link 1Gbit --delay 20ms --step 1s",
+        "atoll plan lagoon --link 100Mbit --delay 40ms",
+    ),
     "init": ("atoll init s3://reef/lagoon run.toml",),
     "join": (
         "atoll join lagoon --island tokyo-1 -- train.py --lr 3e-4",
@@ -108,6 +115,10 @@ VERB_EXAMPLES = {
     "report": (
         "atoll report lagoon -o lagoon.html",
         "atoll report lagoon.atoll --csv tables --baseline curve.csv",
+    ),
+    "track": (
+        "atoll track lagoon --to wandb:reef",
+        "atoll track lagoon.atoll --to mlflow:reef --once",
     ),
     "control": (
         "atoll control lagoon pause",

@@ -35,6 +35,8 @@ class Scalar(NamedTuple):
     tag: str
     step: int
     value: float
+    axis: str = "round"
+    """The quantity of `step`: tokens, inner_steps or round."""
 
 
 class TensorBoardWriter:
@@ -137,12 +139,12 @@ def scalars_of(event: Event) -> Iterator[Scalar]:
 
 def _of_loss(fields: Mapping[str, Value]) -> Iterator[Scalar]:
     island = tag_part(str(fields["island"]))
-    yield from _scalar(f"loss_by_tokens/{island}", fields["tokens"], fields.get("loss"))
-    inner_steps = fields["inner_steps"]
-    yield from _scalar(f"loss_by_inner_steps/{island}", inner_steps, fields.get("loss"))
+    loss, axis = fields.get("loss"), "inner_steps"
+    yield from _scalar(f"loss_by_tokens/{island}", fields["tokens"], loss, "tokens")
+    yield from _scalar(f"loss_by_inner_steps/{island}", fields[axis], loss, axis)
     metrics = fields.get("metrics")
     for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
-        yield from _scalar(f"{tag_part(name)}/{island}", inner_steps, value)
+        yield from _scalar(f"{tag_part(name)}/{island}", fields[axis], value, axis)
 
 
 def _of_round(fields: Mapping[str, Value]) -> Iterator[Scalar]:
@@ -154,9 +156,11 @@ def _of_round(fields: Mapping[str, Value]) -> Iterator[Scalar]:
     )
 
 
-def _scalar(tag: str, step: Value, value: Value) -> Iterator[Scalar]:
+def _scalar(
+    tag: str, step: Value, value: Value, axis: str = "round"
+) -> Iterator[Scalar]:
     if isinstance(step, int) and step < 2**63 and isinstance(value, int | float):
-        yield Scalar(tag, step, float(value))
+        yield Scalar(tag, step, float(value), axis)
 
 
 def tag_part(name: str) -> str:

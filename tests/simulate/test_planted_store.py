@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -27,6 +28,19 @@ CAUGHT_AS = {
 }
 
 
+SYNCHRONOUS = {"a leftover that nobody brings"}
+"""Bugs of synchronous rounds alone: an asynchronous update stands, and needs nobody."""
+
+
+def trials_of(name: str) -> Iterator[Trial]:
+    """Yield the trials in which a bug can show."""
+    for seed in range(STORMS):
+        tried = store_trial(seed)
+        is_async = tried.settings["sync"].get("mode") == "async"
+        if not (is_async and name in SYNCHRONOUS):
+            yield tried
+
+
 def violated(bug: Bug, tried: Trial) -> set[str]:
     """Return what does not hold with the bug; another storm has its own bug."""
     with bug():
@@ -38,9 +52,7 @@ def test_a_rule_that_is_broken_is_caught_and_shrunk(name: str) -> None:
     """Within 200 storms, for what it is, with fewer faults, and not without the bug."""
     bug, expected = STORE_BUGS[name], CAUGHT_AS[name]
     caught = next(
-        tried
-        for tried in map(store_trial, range(STORMS))
-        if expected in violated(bug, tried)
+        tried for tried in trials_of(name) if expected in violated(bug, tried)
     )
 
     def fails(plan: FaultPlan) -> bool:

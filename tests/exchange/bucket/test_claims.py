@@ -278,3 +278,17 @@ def test_all_readers_have_the_same_ledger(seed: int) -> None:
             assert not counted & spans
             counted = counted | spans
     assert counted == expected.counted[0]
+
+
+def test_the_last_island_to_leave_closes_the_rounds_of_its_rows() -> None:
+    """After their grace: no other island would, and its rows would stay in hand."""
+    reef = Reef("a", settings=asynchronous_dealing())
+    dealt = Spans()
+    while spans := reef.claim("a").spans:
+        dealt = dealt | spans
+    reef.publish("a", dealt, round=1, kind=FrameKind.DEPARTING)
+
+    reef.exchanges["a"].leave("a", reef.joined["a"].incarnation)
+
+    ledger = reef.ledger()
+    assert ledger.counts.trained == ROWS

@@ -274,7 +274,27 @@ class StoreExchange:
             if island in round.staged:
                 # The remaining islands would close it; there may be none.
                 self._closer.close_if_due(round.fragment)
-        self._closer.end_with_data()
+        if self._reader.rows is not None:
+            self._close_last_rounds()
+            self._closer.end_with_data()
+
+    def _close_last_rounds(self) -> None:
+        """Close the rounds that no other island will close, after their grace.
+
+        The rows of the last islands would stay in updates that no roster lists.
+        """
+        view, now_s = self._reader.view, self._runtime.now_s()
+        members, settings = view.state.members, view.settings
+        graces_s = [round.grace_s(members, settings) for round in view.state.rounds]
+        until_s = now_s + FRESH_S + (max(graces_s) if view.is_async else 0.0)
+        while self._runtime.now_s() <= until_s:
+            with self._reader.lock:
+                has_others = bool(view.live(self._runtime.now_s()))
+                stands = any(round.staged for round in view.state.rounds)
+            if has_others or not stands:
+                return
+            self._closer.close_all(self._states)
+            self._runtime.sleep(FIRST_S)
 
     def open_data(self, island: str, incarnation: int, data: DataSpec) -> DataSpec:
         """Describe an island's data to the run. Implements `Dealer`."""

@@ -28,7 +28,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from atoll import protocol, wire
 from atoll.data import Ask, Claim, DataSpec
@@ -47,7 +46,6 @@ from atoll.protocol import rows
 from atoll.protocol.coordinator import buffer_of
 from atoll.protocol.events import Welcome
 from atoll.protocol.join_leave import reply_to
-from atoll.protocol.observer import UNKNOWN_BASE
 from atoll.protocol.rounds import Round, another_stands
 from atoll.weights.reduce import with_share
 
@@ -83,7 +81,7 @@ class StoreExchange:
         self._entry = MemberEntry(reader, self._states, key=key, nonce=nonce)
         self._dealer = StoreDealer(
             self._lease,
-            close_all=partial(self._closer.close_all, self._states),
+            close_all=self._closer.close_all,
             end_with_data=self._closer.end_with_data,
         )
         self._request: protocol.JoinRequest | None = None
@@ -293,7 +291,7 @@ class StoreExchange:
                 stands = any(round.staged for round in view.state.rounds)
             if has_others or not stands:
                 return
-            self._closer.close_all(self._states)
+            self._closer.close_all()
             self._runtime.sleep(FIRST_S)
 
     def open_data(self, island: str, incarnation: int, data: DataSpec) -> DataSpec:
@@ -441,7 +439,7 @@ class EarlierUpdates:
         while standing := self._standing():
             for fragment in sorted({update.fragment for update in standing}):
                 self._closer.close_if_due(fragment)
-                take_base(self._reader, self._states, fragment)
+                self._states.take_base(fragment)
             self._runtime.sleep(pause_s)
             pause_s = min(pause_s * GROWTH, LONGEST_S)
             self._note_waiting(standing[0].fragment)
@@ -509,13 +507,13 @@ class RoundCloser:
         if document is not None:
             self._close(document)
 
-    def close_all(self, states: States) -> None:
+    def close_all(self) -> None:
         """Close the rounds that are due, as an island that waits for rows.
 
         Rows of islands that have left are free when no update of them stands.
         """
         for fragment in range(len(self._reader.view.layout)):
-            take_base(self._reader, states, fragment)
+            self._states.take_base(fragment)
             self.close_if_due(fragment, has_work=False)
 
     def end_with_data(self) -> None:
@@ -618,20 +616,6 @@ class RoundCloser:
         key = keys.control(len(self._reader.view.controls) + 1)
         self._store.put_new(key, documents.packed(documents.CONTROL, control, key))
         self._reader.read_controls()
-
-
-def take_base(reader: BucketReader, states: States, fragment: int) -> None:
-    """Learn the base of a round that is due and that no island has closed yet."""
-    with reader.lock:
-        view, now_s = reader.view, reader.runtime.now_s()
-        round = view.state.rounds[fragment]
-        can_close = round.can_close(view.state.members, view.settings, now_s)
-        if round.base != UNKNOWN_BASE or not can_close:
-            return
-    state = states.read(fragment)
-    with reader.lock:
-        base = protocol.HeldRound(state.round, state.digest)
-        reader.base_view.note_held(fragment, base, reader.runtime.now_s())
 
 
 def roster_document(

@@ -24,7 +24,9 @@ from atoll.exchange.bucket.documents import (
 from atoll.exchange.bucket.large_objects import StateObjects, anonymous, put_parts
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
+from atoll.protocol import HeldRound
 from atoll.protocol.coordinator_state import CoordinatorState
+from atoll.protocol.observer import UNKNOWN_BASE
 from atoll.protocol.rounds import KNOWN_BASES, ListedUpdate
 from atoll.weights import FragmentState
 from atoll.wire import Header, pack, verify_body
@@ -109,6 +111,19 @@ class States:
             if self._bring_up(fragment, state):
                 return state
             begun_at = state.round
+
+    def take_base(self, fragment: int) -> None:
+        """Learn the base of a round that is due and that no island has closed yet."""
+        with self._reader.lock:
+            view, now_s = self._reader.view, self._runtime.now_s()
+            round = view.state.rounds[fragment]
+            can_close = round.can_close(view.state.members, view.settings, now_s)
+            if round.base != UNKNOWN_BASE or not can_close:
+                return
+        state = self.read(fragment)
+        with self._reader.lock:
+            base = HeldRound(state.round, state.digest)
+            self._reader.base_view.note_held(fragment, base, self._runtime.now_s())
 
     def _bring_up(self, fragment: int, state: FragmentState) -> bool:
         """Apply the rounds after a state; False: some are gone, begin again."""

@@ -20,11 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atoll.data import Ask, DataSpec
 from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
 from atoll.exchange.api import Identity, proof_text, to_request
 from atoll.exchange.calls import (
     AgreedCall,
     Call,
+    ClaimCall,
+    DataCall,
     FoundCall,
     HeartbeatCall,
     KeepCall,
@@ -78,6 +81,12 @@ CALLS: dict[str, Attack] = {
     ),
     "recover": lambda who, update, state: RecoverCall(
         who.island, who.incarnation, state, ()
+    ),
+    "open_data": lambda who, update, state: DataCall(
+        who.island, who.incarnation, DataSpec(rows=100)
+    ),
+    "claim": lambda who, update, state: ClaimCall(
+        Ask(island=who.island, incarnation=who.incarnation, number=1)
     ),
 }
 """Every route by which an island speaks for itself."""

@@ -21,11 +21,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
+from atoll.data import Ask, DataSpec
 from atoll.errors import AtollError, LeaseLost
 from atoll.exchange import CoordinatorExchange, Frame
 from atoll.exchange.calls import (
     AgreedCall,
     Call,
+    ClaimCall,
+    DataCall,
     FoundCall,
     HeartbeatCall,
     JoinCall,
@@ -144,6 +147,8 @@ class Mallory:
             FoundCall(MALLORY, life, (state,)),
             RecoverCall(MALLORY, life, state, ()),
             KeepCall(MALLORY, life, "0" * 64, 0, b"part"),
+            DataCall(MALLORY, life, DataSpec(rows=100)),
+            ClaimCall(Ask(island=MALLORY, incarnation=life, number=1)),
         ]
 
     def _come_back(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.data import Ask, DataSpec
 from atoll.errors import UsageError
 from atoll.exchange.api import (
     Incoming,
@@ -18,6 +19,8 @@ from atoll.exchange.api import (
 from atoll.exchange.calls import (
     AgreedCall,
     Call,
+    ClaimCall,
+    DataCall,
     FoundCall,
     HeartbeatCall,
     KeepCall,
@@ -60,6 +63,8 @@ OWN = (
     FoundCall("tokyo-1", 3, (frame_of(a_state()),)),
     KeepCall("tokyo-1", 3, "0" * 64, 0, b"part"),
     RecoverCall("tokyo-1", 3, frame_of(a_state()), ()),
+    DataCall("tokyo-1", 3, DataSpec(rows=100)),
+    ClaimCall(Ask(island="tokyo-1", incarnation=3, number=1)),
 )
 """Everything that an island says of itself."""
 

@@ -134,7 +134,8 @@ def _reported(row: Document, record: IslandPast | None, key: str) -> Any:
         return value
     if key == "loss" and row.get("loss_is_finite") is False:
         return None  # this process knows better
-    return getattr(record, key)
+    value = getattr(record, key)
+    return None if value == {} else value  # as before any event of the island
 
 
 def _shares(

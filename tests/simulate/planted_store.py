@@ -7,7 +7,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from atoll.data import RowLedger, Spans
+from atoll.data.spans import union
 from atoll.exchange.bucket import exchange, keys
+from atoll.exchange.bucket.claims import CLAIM
+from atoll.exchange.bucket.dealer import RowReader
 from atoll.exchange.bucket.documents import (
     ROSTER,
     MemberDocument,
@@ -34,12 +38,14 @@ ASYNC_BUGS = (
 def closes_by_what_it_saw_before() -> AbstractContextManager[object]:
     """A round is closed by the last look at it, and looked at afterwards."""
 
-    def close_if_due(real: Any, closing: RoundCloser, fragment: int) -> None:
+    def close_if_due(
+        real: Any, closing: RoundCloser, fragment: int, **named: Any
+    ) -> None:
         document = closing._due(fragment) if closing._reader.founded else None
         if document is not None:
             closing._close(document)
             return
-        real(closing, fragment)
+        real(closing, fragment, **named)
 
     return replaced(RoundCloser, "close_if_due", close_if_due)
 
@@ -110,6 +116,34 @@ def puts_rosters_over_others() -> AbstractContextManager[object]:
     return replaced(exchange, "put_roster", put_over)
 
 
+@contextmanager
+def trains_counted_rows_again() -> Iterator[None]:
+    """An island that returns trains all rows of its name, and no closer judges them."""
+
+    def to_train(real: Any, ledger: RowLedger, island: str, *_: Any) -> Spans:
+        turns = [spans for _, spans in ledger.claims.get(island, ())]
+        return union(turns)
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(RowLedger, "to_train", to_train))
+        stack.enter_context(replaced(RowLedger, "fault", lambda *_: ""))
+        yield
+
+
+@contextmanager
+def puts_claims_over_others() -> Iterator[None]:
+    """A claim replaces the entry that another island has put first."""
+
+    def put(real: Any, rows: RowReader, document: Any, number: int) -> bool:
+        key = keys.claim(number)
+        rows._store.put(key, packed(CLAIM, document, key))
+        real(rows, document, number)
+        return True
+
+    with replaced(RowReader, "put", put):
+        yield
+
+
 STORE_BUGS: dict[str, Bug] = {
     "a closer that does not look again": closes_by_what_it_saw_before,
     "an earlier life's update that nobody names": counts_what_no_successor_names,
@@ -117,5 +151,7 @@ STORE_BUGS: dict[str, Bug] = {
     "liveness by a writer's clock": lives_by_the_writers_clock,
     "a collection that takes rosters": collects_rosters,
     "a roster put over another": puts_rosters_over_others,
+    "a return that trains counted rows": trains_counted_rows_again,
+    "a claim put over another": puts_claims_over_others,
     **{name: BUGS[name] for name in ASYNC_BUGS},
 }

@@ -23,6 +23,8 @@ CAUGHT_AS = {
     "a collection that takes rosters": "rounds in order",
     "a roster put over another": "rounds in order",
     "a refused update that is not listed": "counted once",
+    "a return that trains counted rows": "rows once",
+    "a claim put over another": "rows held",
     "a share from rounds instead of updates": "true mean",
     "an outcome taken for a receipt": "work conserved",
 }

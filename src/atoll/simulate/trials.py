@@ -175,12 +175,13 @@ def store_trial(seed: int) -> Trial:
     conditions = _with_modes(
         settings, modes, async_rounds=ASYNC_STORE_ROUNDS if is_async else None
     )
+    conditions = _with_rows(settings, conditions, seed)
     return Trial(
         seed=seed,
         settings=settings,
         departures=departures,
         plan=plan,
-        conditions=replace(conditions, step_s=STORE_STEP_S),
+        conditions=replace(conditions, step_s=STORE_STEP_S, evicted_after_s=0.0),
         store=True,
     )
 

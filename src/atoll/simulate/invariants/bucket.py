@@ -14,13 +14,21 @@ into the next round; and a later incarnation finds the updates of the earlier on
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from atoll.exchange import Exchange, Frame, Outcome
-from atoll.exchange.bucket import BucketReader, documents, keys, means
+from atoll.data import Ask, Claim, DataSpec, RowCounts, RowLedger, Spans
+from atoll.exchange import Frame, Outcome
+from atoll.exchange.bucket import (
+    BucketReader,
+    StoreExchange,
+    documents,
+    keys,
+    means,
+)
+from atoll.exchange.bucket.claims import CLAIM, ClaimDocument, RowLog
 from atoll.exchange.bucket.documents import (
     MemberDocument,
     RosterDocument,
@@ -84,6 +92,11 @@ class BucketReferee:
         self._stop_number = 0
         """The number of the control that has decided it."""
 
+        self._rows = (
+            LogAccount(settings, watch, num_fragments=len(layout))
+            if settings.data.is_dealt
+            else None
+        )
         self.closers = CloserCheck(world, bucket, watch)
         bucket.on_put = self._put
 
@@ -123,8 +136,8 @@ class BucketReferee:
         return [state.digest for state in self._states]
 
     @property
-    def rows(self) -> None:
-        return None
+    def rows(self) -> RowCounts | None:
+        return self._rows.counts if self._rows is not None else None
 
     def look(self) -> None:
         self.closers.look()
@@ -133,7 +146,9 @@ class BucketReferee:
         """Do nothing: a bucket has no deadlines to check."""
 
     def conclude(self) -> None:
-        """Check at the end that every round has its roster."""
+        """Check at the end that every round has its roster, and every row a state."""
+        if self._rows is not None:
+            self._rows.conclude()
         for fragment, state in enumerate(self._states):
             rounds = range(1, state.round + 1)
             missing = [
@@ -156,6 +171,8 @@ class BucketReferee:
             self._update_put(content)
         elif key.startswith(keys.MEMBERS):
             self._member_put(parse(documents.MEMBER, content, key=key))
+        elif self._rows is not None and keys.number_of(key, keys.CLAIMS) is not None:
+            self._rows.claimed(key, parse(CLAIM, content, key=key))
         elif key == keys.RUN:
             self._run_put(parse(documents.RUN, content, key=key))
         elif key.startswith(keys.CONTROL):
@@ -224,7 +241,11 @@ class BucketReferee:
         self._excuse(document)
         now_s = self._world.scheduler.now_s
         commit = claims.CommittedRound(header, body.tobytes(), state.digest, now_s)
+        if self._rows is not None:
+            self._rows.closing(document)
         self._watch.committed(commit)
+        if self._rows is not None:
+            self._rows.closed(document)
         trace = CommitTrace.of(document.fragment, document.round, document.roster)
         self._world.scheduler.emit(STORE, "commit", str(trace))
 
@@ -305,6 +326,63 @@ class BucketReferee:
             )
             return None, np.empty(0, np.uint8)
         return header, np.frombuffer(data, np.uint8)[header_length(data) :]
+
+
+class LogAccount:
+    """The ledger of rows by all entries and rosters, in the order of their puts."""
+
+    def __init__(
+        self, settings: RunSettings, watch: InvariantWatch, *, num_fragments: int
+    ) -> None:
+        self._watch = watch
+        section = settings.data
+        self._log = RowLog(
+            RowLedger(
+                unit_rows=section.unit_rows,
+                passes=section.passes,
+                num_fragments=num_fragments,
+            )
+        )
+        self._holdings: list[Mapping[str, Spans]] = [{}]
+        """By entry, the rows of each island after it."""
+
+    @property
+    def counts(self) -> RowCounts:
+        """How many rows are in each state."""
+        return self._log.ledger.counts
+
+    def claimed(self, key: str, document: ClaimDocument) -> None:
+        """Take the next entry of the log."""
+        log = self._log
+        if keys.number_of(key, keys.CLAIMS) != log.next_entry:
+            detail = f"{key} is put, and the log has {log.next_entry - 1} entries"
+            self._watch.report(claims.ROWS_HELD, document.island, detail)
+            return
+        log.add_entry(document)
+        log.advance()
+        self._holdings.append(log.ledger.holdings)
+
+    def closing(self, document: RosterDocument) -> None:
+        """Show the holdings that the closer of a round has read."""
+        self._watch.rows.hold(self._holdings[document.claims or 0])
+
+    def closed(self, document: RosterDocument) -> None:
+        """Take a roster, and compare the ledger with the account of rosters."""
+        log = self._log
+        log.add_roster(
+            document.fragment,
+            document.round,
+            claims=document.claims or 0,
+            roster=document.roster,
+        )
+        log.advance()
+        self._watch.rows.judge(log.ledger)
+
+    def conclude(self) -> None:
+        """Check that every row is trained or named."""
+        self._watch.rows.hold(self._log.ledger.holdings)
+        self._watch.rows.ended_in_bucket()
+        self._watch.rows.conclude(self._log.ledger)
 
 
 LOOK_S = 1.5
@@ -508,7 +586,7 @@ class WatchedExchange:
     """An exchange that reports updates and outcomes. Implements `Exchange`."""
 
     def __init__(
-        self, inner: Exchange, runtime: SimRuntime, ports: WatchedPorts
+        self, inner: StoreExchange, runtime: SimRuntime, ports: WatchedPorts
     ) -> None:
         self._inner, self._runtime = inner, runtime
         self._incarnation, self._learn = ports.incarnation, ports.learn
@@ -535,6 +613,12 @@ class WatchedExchange:
         frame = self._inner.state(fragment)
         self._learn(frame)
         return frame
+
+    def open_data(self, island: str, incarnation: int, data: DataSpec) -> DataSpec:
+        return self._inner.open_data(island, incarnation, data)
+
+    def claim(self, ask: Ask) -> Claim:
+        return self._inner.claim(ask)
 
     def leave(self, island: str, incarnation: int) -> None:
         try:

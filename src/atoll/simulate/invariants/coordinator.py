@@ -108,7 +108,7 @@ class CoordinatorReferee:
         check_deadlines(service, self.report)
         for round in service.state.rounds:
             self._rounds.ends(round.fragment, service.state.last_of(round.fragment))
-        self._rows.judge(service.state)
+        self._rows.judge(service.state.ledger)
 
     def conclude(self) -> None:
         service = self._coordinator.service

@@ -114,7 +114,7 @@ class RowCheck:
                     f"has started without {_text(missing)}, which claims of {island} "
                     "were answered with",
                 )
-        self.judge(state)
+        self.judge(state.ledger)
 
     def committed(self) -> None:
         """Check the rosters of rounds that were committed since the last call."""
@@ -126,9 +126,20 @@ class RowCheck:
                 commit = self._history.commits[fragment, len(rosters) + 1]
                 self._settle(commit)
 
-    def judge(self, state: CoordinatorState) -> None:
+    def hold(self, holdings: Mapping[str, Spans]) -> None:
+        """Take the rows of each island by the log of claims, as a closer has read it.
+
+        In a bucket islands are not answered by one process: the log is the account.
+        """
+        self._holdings = dict(holdings)
+
+    def ended_in_bucket(self) -> None:
+        """Note that its data has ended a run in a bucket; rows in hand are named."""
+        self._has_ended = ends_with_data(self._settings)
+        self._excused |= self._holdings.keys()
+
+    def judge(self, ledger: RowLedger | None) -> None:
         """Compare the run's ledger with this account after a commit."""
-        ledger = state.ledger
         if ledger is None or self._history.has_gaps:
             return
         for fragment, counted in enumerate(ledger.counted):

@@ -520,9 +520,11 @@ class RoundCloser:
         """End the run if its data is over, and nothing else ends it."""
         if self._reader.rows is not None:
             self._reader.rows.read()
-            self._end_if_data_is_over()
+        self._end_if_data_is_over()
 
     def _end_if_data_is_over(self) -> None:
+        if self._reader.rows is None:
+            return
         with self._reader.lock:
             state, now_s = self._reader.view.state, self._runtime.now_s()
             is_over = state.last_round is None and rows.is_over(state, now_s)

@@ -144,7 +144,7 @@ def _train(
     optimizer = AdamW(student.vectors)
     while not host.has_ended:
         island.work(case.step_s[number])
-        step = host.tally.inner_steps % text_steps
+        step = host.counters.inner_steps % text_steps
         gradients = student.gradients(text.contexts[step], text.following[step])
         optimizer.step(gradients, factor=_decay_factor(host))
         host.count_tokens(BATCH)
@@ -154,10 +154,10 @@ def _train(
         student.write(fragment, host.read_anchor(fragment)[0])
     return IslandRun(
         loss=student.loss(held_out_text(seed)),
-        inner_steps=host.tally.inner_steps,
+        inner_steps=host.counters.inner_steps,
         seconds=island.clock.now_s() - since_s,
-        wait_s=host.tally.wait_s,
-        sent_bytes=host.tally.bytes_up,
+        wait_s=host.counters.wait_s,
+        sent_bytes=host.counters.bytes_up,
     )
 
 

@@ -79,7 +79,7 @@ class Ran:
 
     @property
     def num_dropped(self) -> int:
-        return sum(life.tally.dropped for life in self.lives)
+        return sum(life.counters.dropped for life in self.lives)
 
     @property
     def windows_per_hour(self) -> float:
@@ -90,14 +90,14 @@ class Ran:
     @property
     def lost(self) -> float:
         """The share of inner steps that the run dropped; deaths are not its doing."""
-        steps = sum(life.tally.inner_steps for life in self.lives)
+        steps = sum(life.counters.inner_steps for life in self.lives)
         return sum(life.dropped_steps for life in self.lives) / steps
 
     @property
     def waiting(self) -> float:
         """The share of the islands' time that training stood still for an outcome."""
         lived_s = sum(life.seconds(self.seconds) for life in self.lives)
-        return sum(life.tally.wait_s for life in self.lives) / lived_s
+        return sum(life.counters.wait_s for life in self.lives) / lived_s
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Life:
 
     island: str
     born_s: float
-    tally: IslandCounters
+    counters: IslandCounters
     died_s: float | None = None
     counted_steps: int = 0
     dropped_steps: int = 0
@@ -118,9 +118,9 @@ class Life:
     def settle(self, before: tuple[int, int]) -> None:
         """Note a step; without overlap, all in hand share the fate of the last seal."""
         self.steps_in_hand += 1
-        if self.tally.dropped > before[1]:
+        if self.counters.dropped > before[1]:
             self.dropped_steps += self.steps_in_hand
-        elif self.tally.counted > before[0]:
+        elif self.counters.counted > before[0]:
             self.counted_steps += self.steps_in_hand
         else:
             return
@@ -273,12 +273,12 @@ class _Island:
             JoinRequest(model=MODEL, island=self._name),
             runtime=SimRuntime(self._world, self._process),
         )
-        self._life = life = Life(self._name, born_s, host.tally)
+        self._life = life = Life(self._name, born_s, host.counters)
         self._ran.lives.append(life)
         while True:
             pace = self._rng.uniform(1 - JITTER, 1 + JITTER)
             self._process.work(self._step_s * pace)
-            before = host.tally.counted, host.tally.dropped
+            before = host.counters.counted, host.counters.dropped
             host.stepped()
             life.settle(before)
 

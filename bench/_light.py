@@ -15,7 +15,7 @@ import numpy as np
 
 from atoll.exchange import CoordinatorExchange, Frame, Outcome
 from atoll.exchange.calls import JoinCall, OutcomeCall, PublishCall
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, ModelSpec
 from atoll.settings import RunSettings
@@ -72,14 +72,14 @@ def sealed(run: str, settings: RunSettings, elements: int) -> Frame:
 class Islands:
     """Those who take part by now, and the state that all of them hold."""
 
-    line: HttpLine
+    line: HttpTransport
     elements: int
     joined: list[JoinReply]
     update: Frame
     state: FragmentState
 
     @classmethod
-    def found(cls, line: HttpLine, elements: int) -> Islands:
+    def found(cls, line: HttpTransport, elements: int) -> Islands:
         """Join as the first, and bring the run its weights."""
         exchange = CoordinatorExchange(line, key=key_of(0), nonce=b"1")
         model = model_of(elements)

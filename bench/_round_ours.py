@@ -88,9 +88,9 @@ def take_part(folder: Path, url: str, number: str, elements: str) -> None:
 
     def make_round() -> Said:
         phases.take()
-        counted = host.tally.counted
+        counted = host.counters.counted
         host.stepped()
-        return {"spans": phases.take(), "counted": host.tally.counted - counted}
+        return {"spans": phases.take(), "counted": host.counters.counted - counted}
 
     attend({"train": train, "round": make_round})
     host.leave(depart=False)

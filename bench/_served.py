@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.http import Download, HttpClient, HttpReply
 from atoll.security import Role, authorization, read_token, token_file
 
@@ -88,14 +88,14 @@ class Served:
         return {"Authorization": authorization(token)}
 
     @contextmanager
-    def line(self) -> Iterator[HttpLine]:
+    def line(self) -> Iterator[HttpTransport]:
         """Give an island's line to the coordinator."""
         # A connection that is closed is taken for the death of who beat on it.
         caller = HttpClient(
             *self.address, timeout_s=LONG_S, connect_timeout_s=10.0, max_idle=MANY
         )
         headers = self.shown(Role.ISLAND)
-        line = HttpLine(caller, headers=headers)
+        line = HttpTransport(caller, headers=headers)
         try:
             yield line
         finally:

@@ -31,7 +31,7 @@ from _timing import parse
 from atoll.errors import AtollError
 from atoll.exchange import CoordinatorExchange, Frame
 from atoll.exchange.api import PROTOCOL, Identity, proof_text
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.http import HttpClient
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.routes import BodyKind
@@ -83,7 +83,7 @@ class Island:
     state: FragmentState
 
     @classmethod
-    def found(cls, line: HttpLine, elements: int) -> Island:
+    def found(cls, line: HttpTransport, elements: int) -> Island:
         """Join as the first, and bring the run its weights."""
         exchange = CoordinatorExchange(line, key=b"honest", nonce=b"1")
         model = model_of(elements)
@@ -171,14 +171,14 @@ class Target:
             yield sock
 
     @contextmanager
-    def line(self) -> Iterator[HttpLine]:
+    def line(self) -> Iterator[HttpTransport]:
         """Give an island's line."""
         caller = HttpClient(
             *self.address, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S
         )
         token = read_token(token_file(self.directory, Role.ISLAND))
         headers = {"Authorization": authorization(token)}
-        line = HttpLine(caller, headers=headers)
+        line = HttpTransport(caller, headers=headers)
         try:
             yield line
         finally:

@@ -7,7 +7,7 @@ fault, and passes every other on to the one around it.
 |---|---|---|
 | once | an idle connection turned out closed | `HttpClient`, on a new one |
 | `BROKEN_BODY` | a connection broke within a body | `http.download`, at that byte |
-| `DAMAGED_REPLY` | a reply does not verify | `HttpLine` |
+| `DAMAGED_REPLY` | a reply does not verify | `HttpTransport` |
 | once | the run has lost this incarnation | `CoordinatorExchange`: rejoins |
 | `COORDINATOR_CALL` | no answer, or a full disk | `CoordinatorExchange` |
 | `DAMAGED_CONSTANT` | a constant did not arrive whole | `CoordinatorExchange` |

@@ -10,7 +10,7 @@ from typing import Any
 
 from atoll.exchange import CoordinatorExchange, Outcome
 from atoll.exchange.calls import Call, Reply
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.protocol import Heartbeat, HeldRound, JoinReply
 from atoll.security import Role
 from atoll.testing.fixtures import enter, update_of
@@ -25,7 +25,7 @@ NEVER_S = 3600.0
 class Redirected:
     """A line that goes on at another coordinator process. Implements `Line`."""
 
-    def __init__(self, inner: HttpLine) -> None:
+    def __init__(self, inner: HttpTransport) -> None:
         self.inner = inner
         self.runtime = inner.runtime
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.http import HttpClient
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import Heartbeat, JoinReply, JoinRequest, ModelSpec, Reception
@@ -24,13 +24,13 @@ GIVES_UP_S = 12.0
 
 
 @contextmanager
-def honest_line(apart: Apart) -> Iterator[HttpLine]:
+def honest_line(apart: Apart) -> Iterator[HttpTransport]:
     """Give a line on which every call must be answered before an attack lets go."""
     caller = HttpClient(
         *apart.address, timeout_s=GIVES_UP_S, connect_timeout_s=GIVES_UP_S, max_idle=4
     )
     headers = {"Authorization": bearer(apart.directory)}
-    line = HttpLine(caller, headers=headers)
+    line = HttpTransport(caller, headers=headers)
     line.close_after(GIVES_UP_S)
     try:
         yield line

@@ -20,7 +20,7 @@ from atoll.exchange.calls import (
     PublishCall,
     StateCall,
 )
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, Reception
 from atoll.testing.fixtures import plain_settings
@@ -50,14 +50,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
-def join(line: HttpLine, name: str) -> JoinReply:
+def join(line: HttpTransport, name: str) -> JoinReply:
     request = JoinRequest(model=MODEL, island=name)
     reply = line.call(JoinCall(request, name.encode(), b"1"))
     assert isinstance(reply, JoinReply)
     return reply
 
 
-def come_and_go(line: HttpLine, name: str, base: bytes) -> object:
+def come_and_go(line: HttpTransport, name: str, base: bytes) -> object:
     """Join under a made-up name, leave an update behind, and go."""
     joined = join(line, name)
     frame = update(joined, np.ones(ELEMENTS, np.float32), base=base)
@@ -68,7 +68,7 @@ def come_and_go(line: HttpLine, name: str, base: bytes) -> object:
         line.call(LeaveCall(name, joined.incarnation))
 
 
-def fill(line: HttpLine, base: bytes) -> None:
+def fill(line: HttpTransport, base: bytes) -> None:
     for number in range(100):
         come_and_go(line, f"made-up-{number}", base)
 

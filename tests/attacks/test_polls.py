@@ -11,7 +11,7 @@ from typing import Any
 from atoll.exchange import CoordinatorExchange
 from atoll.exchange.api import to_request
 from atoll.exchange.calls import OutcomeCall
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.protocol import Heartbeat, JoinReply
 from atoll.testing.fixtures import plain_settings
 from tests.attacks.conftest import Serve
@@ -25,7 +25,7 @@ NUM_POLLS = 300
 
 
 @contextmanager
-def still(directory: Path) -> Iterator[tuple[Apart, JoinReply, HttpLine]]:
+def still(directory: Path) -> Iterator[tuple[Apart, JoinReply, HttpTransport]]:
     """Serve a founded run whose clock stands: no question's time is ever up."""
     settings = plain_settings(start_islands=2).to_dict()
     with (
@@ -40,7 +40,7 @@ def poll(
     apart: Apart,
     stack: ExitStack,
     beat: Heartbeat | None = None,
-    line: HttpLine | None = None,
+    line: HttpTransport | None = None,
 ) -> Dialogue:
     """Ask for an outcome that does not come; a beat is proven as that of the line."""
     call = OutcomeCall(0, 1, 60.0, beat)

@@ -25,7 +25,7 @@ from atoll.errors import UsageError
 from atoll.launch import IslandSpec, engines
 from atoll.launch.api import Launched, launch_spec
 from atoll.launch.base import Report, State
-from atoll.launch.launches import Book, Record
+from atoll.launch.launches import LaunchRecords, Record
 from atoll.settings import RunSettings
 from tests.cli.runs import ISLAND, RUN_FILE, as_user, run, started
 from tests.launch.faltering import Deaf, Faltering
@@ -73,7 +73,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def say(place: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Say]:
     """The command line, after which nothing is left running."""
     yield partial(run, capsys)
-    for record in Book().records():
+    for record in LaunchRecords().records():
         Launched(record.handle).cancel(grace_s=0.0)
 
 
@@ -297,9 +297,9 @@ def test_what_can_be_ended_is_ended(place: Path, say: Say) -> None:
     launch_spec("local", 1, spec)
     near = launch_spec("local", 1, replace(spec, name="b"))
     away = replace(near.handle, id="atoll-c-0", name="c", engine="slrm")
-    Book().keep(Record(replace(away, begun_at_s=1.0), replace(spec, name="c")))
+    LaunchRecords().keep(Record(replace(away, begun_at_s=1.0), replace(spec, name="c")))
     code, _, err = say("cancel", run, "--grace-s", "5")
-    Book().forget(away.id)
+    LaunchRecords().forget(away.id)
 
     assert code == 3
     assert "atoll-c-0 on slrm: There is no engine 'slrm'" in err
@@ -374,9 +374,9 @@ def test_a_log_is_followed_past_a_silence(
     words = ("sh", "-c", "echo one; sleep 2; echo two; sleep 2")
     spec = IslandSpec(command=words, run="/no/run", name="a")
     handle = launch_spec("local", 1, spec).handle
-    Book().keep(Record(replace(handle, engine="faltering"), spec))
+    LaunchRecords().keep(Record(replace(handle, engine="faltering"), spec))
     code, out, err = say("logs", handle.id, "--follow")
-    Book().keep(Record(handle, spec))
+    LaunchRecords().keep(Record(handle, spec))
     del sys.modules["atoll.launch.engines.faltering"]
 
     assert (code, out) == (0, "one\ntwo\n"), err

@@ -18,7 +18,7 @@ import yaml
 from huggingface_hub import HfApi
 
 from atoll.launch.base import LaunchOrder
-from atoll.launch.launches import COORDINATOR, Book, Record
+from atoll.launch.launches import COORDINATOR, LaunchRecords, Record
 from atoll.launch.spec import IslandSpec
 from tests.cli.runs import RUN_FILE, as_user, run
 from tests.launch.kubernetes_server import KubernetesServer
@@ -56,7 +56,7 @@ def cluster(tmp_path: Path) -> tuple[str, ...]:
 def _dry(say: Say, *words: str) -> str:
     code, out, err = say(*INSIDE, "--dry-run", *words, *COMMAND)
     assert code == 0, err
-    assert Book().records() == []
+    assert LaunchRecords().records() == []
     return out
 
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_served_inside_is_refused(
 
     assert code == 2, err
     assert message in err
-    assert Book().records() == []
+    assert LaunchRecords().records() == []
 
 
 @pytest.mark.parametrize("engine", ["modal", "hf_jobs"])
@@ -205,7 +205,9 @@ def test_a_run_out_of_sight_has_more_islands_by_scaling(say: Say) -> None:
     spec = IslandSpec(command=("true",), run="lagoon", name=COORDINATOR)
     order = LaunchOrder(id="atoll-coordinator-0123abcd", spec=spec, num_islands=1)
     options = {"network_group": "reef"}
-    Book().keep(Record(order.handle("hf_jobs", {}, options=options, run=url), spec))
+    LaunchRecords().keep(
+        Record(order.handle("hf_jobs", {}, options=options, run=url), spec)
+    )
     words = ("--on", "hf_jobs", *IMAGE, *GROUP)
     code, _, err = say("launch", *words, url, "--", "train.py")
 

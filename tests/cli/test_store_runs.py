@@ -191,13 +191,10 @@ def test_a_certificate_is_for_coordinators(tmp_path: Path, capsys: Said) -> None
     assert "--certificate is for a coordinator" in err
 
 
-@pytest.mark.parametrize("verb", ["events", "invite"])
-def test_what_only_a_coordinator_does_is_said(
-    verb: str, tmp_path: Path, capsys: Said
-) -> None:
-    """With what to do instead."""
+def test_an_invitation_needs_a_coordinator(tmp_path: Path, capsys: Said) -> None:
+    """The error has the command that does it for a store."""
     url = made(tmp_path / "store")
-    code, _, err = run(capsys, verb, url)
+    code, _, err = run(capsys, "invite", url)
 
     assert code == 2
     assert "is in a store, and this needs a coordinator" in err

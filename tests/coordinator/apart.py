@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from atoll.coordinator.app import Coordinator, ListenOptions
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.http import HttpClient
 from atoll.settings import RunSettings
 from atoll.weights.verify import Norm
@@ -80,13 +80,13 @@ class Apart:
         resource.prlimit(self.process, resource.RLIMIT_FSIZE, (soft, hard))
 
     @contextmanager
-    def line(self) -> Iterator[HttpLine]:
+    def line(self) -> Iterator[HttpTransport]:
         """Return an island's line to this coordinator."""
         caller = HttpClient(
             *self.address, timeout_s=LONG_S, connect_timeout_s=PATIENCE_S
         )
         headers = {"Authorization": bearer(self.directory)}
-        line = HttpLine(caller, headers=headers)
+        line = HttpTransport(caller, headers=headers)
         try:
             yield line
         finally:

@@ -17,7 +17,7 @@ from atoll.data import Ask, Claim, DataSpec
 from atoll.exchange import CoordinatorExchange, Frame, Outcome
 from atoll.exchange.api import PROTOCOL, Identity, identities_of, proof_text, to_request
 from atoll.exchange.calls import Call
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.http import HttpClient, ListenerLimits
 from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Phase, Position, Reception
 from atoll.runtime import Clock
@@ -92,7 +92,7 @@ def address_of(url: str) -> tuple[str, int]:
 @contextmanager
 def line_to(
     coordinator: Coordinator, address: tuple[str, int] | None = None
-) -> Iterator[HttpLine]:
+) -> Iterator[HttpTransport]:
     """Return an island's line to a coordinator, or to what stands in front of it."""
     tls = calling_context(coordinator.pin) if coordinator.pin else None
     caller = HttpClient(
@@ -103,7 +103,7 @@ def line_to(
         pin=coordinator.pin,
     )
     headers = {"Authorization": bearer(coordinator.directory)}
-    line = HttpLine(caller, headers=headers, run=coordinator.run)
+    line = HttpTransport(caller, headers=headers, run=coordinator.run)
     try:
         yield line
     finally:

@@ -61,9 +61,9 @@ def live(coordinator: object, name: str, ended: dict[str, Ended]) -> None:
             host.count_tokens(1)
             host.stepped()
         host.leave()
-    tally = host.tally
-    losses = tally.carried + tally.dropped + tally.refused
-    ended[name] = Ended(host.digest, losses, tally.counted, host.position.tokens)
+    counters = host.counters
+    losses = counters.carried + counters.dropped + counters.refused
+    ended[name] = Ended(host.digest, losses, counters.counted, host.position.tokens)
 
 
 def test_islands_of_an_asynchronous_run_end_on_one_state(tmp_path: Path) -> None:

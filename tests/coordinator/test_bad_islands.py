@@ -226,4 +226,4 @@ def test_an_evicted_island_is_told_by_whom_and_what_it_loses(tmp_path: Path) -> 
             host.sync_now()
         host.leave()
 
-    assert host.tally.metrics()["atoll/not_counted_steps"] == 1
+    assert host.counters.metrics()["atoll/not_counted_steps"] == 1

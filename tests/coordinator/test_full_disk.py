@@ -13,7 +13,7 @@ import pytest
 from atoll.errors import DiskFull
 from atoll.exchange import CoordinatorExchange, Frame, Outcome
 from atoll.exchange.calls import JoinCall, OutcomeCall, PublishCall, StateCall
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, Reception
 from tests.coordinator.apart import Apart, serving_apart
@@ -35,7 +35,7 @@ class Scene:
     """A run of two islands on a disk that can be made full."""
 
     apart: Apart
-    line: HttpLine
+    line: HttpTransport
     first: JoinReply
     second: JoinReply
 

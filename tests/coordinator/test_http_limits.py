@@ -16,7 +16,7 @@ from atoll.coordinator.app import Coordinator
 from atoll.exchange import CoordinatorExchange, Frame
 from atoll.exchange.api import Incoming, to_request
 from atoll.exchange.calls import JoinCall, PublishCall
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, Reception
 from atoll.settings import RunSettings
@@ -56,7 +56,7 @@ class Scene:
 
     coordinator: Coordinator
     islands: Islands
-    line: HttpLine
+    line: HttpTransport
     calls: tuple[PublishCall, PublishCall]
 
     def close_round(self) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from atoll.exchange import CoordinatorExchange, Frame, Outcome
 from atoll.exchange.calls import OutcomeCall, PublishCall
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, Reception
 from atoll.routes import BodyKind
@@ -176,14 +176,19 @@ def _highest_of(
         return apart.highest_rss_bytes - idle, idle
 
 
-def _join(line: HttpLine, number: int) -> JoinReply:
+def _join(line: HttpTransport, number: int) -> JoinReply:
     exchange = CoordinatorExchange(line, key=str(number).encode(), nonce=b"1")
     model = vector_model({"w": (ELEMENTS,)})
     return exchange.join(JoinRequest(model=model, island=f"island-{number}"))
 
 
 def _train(
-    line: HttpLine, frame: Frame, joined: list[JoinReply], *, round: int, base: bytes
+    line: HttpTransport,
+    frame: Frame,
+    joined: list[JoinReply],
+    *,
+    round: int,
+    base: bytes,
 ) -> None:
     """Let every island publish the same, and wait for the outcome."""
     for each in joined:

@@ -102,7 +102,7 @@ def train(host: Host, training: Trains, said: argparse.Namespace) -> str:
     """Train to the end of the run, or of this island; say which it was."""
     with Termination() as termination:
         try:
-            while not host.has_ended and host.tally.inner_steps < said.steps:
+            while not host.has_ended and host.counters.inner_steps < said.steps:
                 training.step()
                 time.sleep(said.step_s)  # what computing takes
                 host.stepped()
@@ -133,7 +133,10 @@ def report(
         "work": training.work,
         "rest": rest,
         "before": [host.joined.inner_steps, host.joined.tokens],
-        **{name.removeprefix("atoll/"): n for name, n in host.tally.metrics().items()},
+        **{
+            name.removeprefix("atoll/"): n
+            for name, n in host.counters.metrics().items()
+        },
     }
 
 

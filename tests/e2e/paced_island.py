@@ -42,13 +42,13 @@ class NotedTraining(Training):
         super().step()
 
     def note(self) -> None:
-        tally = self._host.tally
+        counters = self._host.counters
         self.notes.append(
             {
                 "round": self._host.round,
                 "at_s": time.monotonic(),
-                "wait_s": tally.wait_s,
-                "inner_steps": tally.inner_steps,
+                "wait_s": counters.wait_s,
+                "inner_steps": counters.inner_steps,
             }
         )
 

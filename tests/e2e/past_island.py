@@ -29,13 +29,13 @@ def main() -> None:
     model = vector_model({"h.0.w": (given.elements,), "h.1.w": (given.elements,)})
     host = join_run(given.url, VectorView(), model, island=given.name)
     while not host.has_ended:
-        loss = 100.0 - host.tally.inner_steps / 100
-        host.tally.note_report(7, loss, {"lr": 0.5}, count="a number")
+        loss = 100.0 - host.counters.inner_steps / 100
+        host.counters.note_report(7, loss, {"lr": 0.5}, count="a number")
         host.count_tokens(7)
         time.sleep(given.step_s)
         host.stepped()
     host.leave()
-    report = {"inner_steps": host.tally.inner_steps}
+    report = {"inner_steps": host.counters.inner_steps}
     (given.folder / f"{given.name}.json").write_text(json.dumps(report))
 
 

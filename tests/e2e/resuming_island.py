@@ -96,27 +96,31 @@ class Loop:
             extra={"scheduler": self.rate, "data": self.rows},
         )
         objects = {"model": self.weights, "optimizer": self.momentum}
-        keeping = IslandCheckpoints(policy, objects, is_alone=False)
+        checkpointing = IslandCheckpoints(policy, objects, is_alone=False)
         model = vector_model(SHAPES)
         host = join_run(
-            self.said.url, self.weights, model, island=self.said.name, keeping=keeping
+            self.said.url,
+            self.weights,
+            model,
+            island=self.said.name,
+            checkpointing=checkpointing,
         )
-        keeping.begin(host)
+        checkpointing.begin(host)
         for row in self.rows:
-            self.step(host, keeping, row)
+            self.step(host, checkpointing, row)
             if host.has_ended:
                 break
-        keeping.leave()
+        checkpointing.leave()
         host.leave()
-        keeping.close()
+        checkpointing.close()
         return host
 
-    def step(self, host: Host, keeping: IslandCheckpoints, row: int) -> None:
+    def step(self, host: Host, checkpointing: IslandCheckpoints, row: int) -> None:
         self.trained.append(row)
         noise = np.random.normal(size=1).astype(np.float32)
         numbers = np.random.default_rng([self.said.seed, row])
-        keeping.finish()
-        host.tally.tokens += 32
+        checkpointing.finish()
+        host.counters.tokens += 32
         if len(self.trained) == self.said.dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
         for name, weight in self.weights.values.items():
@@ -126,7 +130,7 @@ class Loop:
             weight -= np.float32(self.rate["rate"]) * moment
         host.stepped()
         if not host.has_ended:
-            keeping.stepped()
+            checkpointing.stepped()
         self.rate["rate"] *= 0.99
         time.sleep(self.said.step_s)  # what computing takes
 
@@ -152,7 +156,7 @@ def main() -> None:
         "bits": loop.bits(),
         "anchor": host.digest,
         "round": host.round,
-        "inner_steps": host.tally.inner_steps,
+        "inner_steps": host.counters.inner_steps,
         "rows": loop.trained,
         "told": [str(each.message) for each in told],
     }

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from atoll.island.signals import ALIKE_S
+from atoll.island.signals import SAME_SIGNAL_S
 from atoll.testing import Link
 from tests.e2e.rounds_again import ended_well
 from tests.e2e.stage import QUICK, Stage, settings_for, until
@@ -92,7 +92,7 @@ def test_a_second_sigterm_ends_it_at_once(stage: Stage) -> None:
     stage.kill()
     island.signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
-        island.process.wait(ALIKE_S + 1.0)  # it says farewell to nobody
+        island.process.wait(SAME_SIGNAL_S + 1.0)  # it says farewell to nobody
     island.signal(signal.SIGTERM)
 
     assert island.process.wait(10.0) == -signal.SIGTERM

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from atoll.launch import Launched
-from atoll.launch.launches import Book
+from atoll.launch.launches import LaunchRecords
 from atoll.run_client import try_status
 from tests.cli.runs import as_user
 
@@ -51,7 +51,7 @@ def test_a_killed_island_comes_back_and_the_run_is_finished(
     finally:
         process.kill()
         process.communicate()
-        for record in Book().records():
+        for record in LaunchRecords().records():
             Launched(record.handle).cancel(grace_s=0.0)
 
     assert process.returncode == 0, err
@@ -72,7 +72,7 @@ def _kill_when_training(process: subprocess.Popen[str], island: str) -> None:
     until_s = time.monotonic() + WAIT_S
     while process.poll() is None:
         assert time.monotonic() < until_s, "no round was ever closed"
-        for record in Book().records():
+        for record in LaunchRecords().records():
             status = None if record.is_coordinator else try_status(record.handle.run)
             if status is not None and status.round >= 1:
                 reports = {it.name: it for it in Launched(record.handle).poll()}

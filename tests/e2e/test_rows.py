@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from atoll.launch import Launched
-from atoll.launch.launches import Book
+from atoll.launch.launches import LaunchRecords
 from atoll.run_client import try_status
 from tests.cli.runs import as_user
 from tests.e2e.stage import ROOT, Stage, until
@@ -109,7 +109,7 @@ def test_an_island_that_is_added_trains_rows_that_the_others_have_not(
     finally:
         process.kill()
         process.communicate()
-        for record in Book().records():
+        for record in LaunchRecords().records():
             Launched(record.handle).cancel(grace_s=0.0)
 
     assert process.returncode == 0, said
@@ -157,7 +157,7 @@ def _status(url: str) -> dict[str, Any] | None:
 def _url_in_training(process: subprocess.Popen[str]) -> str | None:
     """Return the run's URL once some rounds are over."""
     assert process.poll() is None, process.communicate()
-    for record in Book().records():
+    for record in LaunchRecords().records():
         status = None if record.is_coordinator else try_status(record.handle.run)
         if status is not None and status.round >= 2:
             return record.handle.run

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from atoll.exchange import Exchange, Frame
-from atoll.exchange.base import KeepingExchange, in_parts
+from atoll.exchange.base import FoundingExchange, in_parts
 from atoll.protocol import JoinReply, JoinRequest, ModelSpec, TensorSpec
 from atoll.testing.fixtures import MODEL as TRAINED
 from atoll.testing.fixtures import OUTER
@@ -55,7 +55,7 @@ def begin(exchange: Exchange, island: str = "a") -> JoinReply:
     return joined
 
 
-def found(exchange: KeepingExchange, held: Held, island: str = "a") -> JoinReply:
+def found(exchange: FoundingExchange, held: Held, island: str = "a") -> JoinReply:
     """Found a run with its constants."""
     joined = begin(exchange, island)
     exchange.keep(joined, MODEL, held)

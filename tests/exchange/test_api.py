@@ -37,7 +37,7 @@ from atoll.exchange.api import (
     apart,
     error_parts,
     messages,
-    nowhere_parts,
+    not_found_reply,
     parse_upload,
     reply_parts,
     require_run,
@@ -328,8 +328,8 @@ def test_a_path_that_is_not_there_is_said_to_be_none() -> None:
     assert find_route("GET", ("nowhere",)).route is UNLISTED
     assert find_route("PUT", ("state", "0")).route is UNLISTED
     assert methods_of(("state", "0")) == ("GET", "POST")
-    assert nowhere_parts(("nowhere",)).status == 404
-    wrong = nowhere_parts(("state", "0"))
+    assert not_found_reply(("nowhere",)).status == 404
+    wrong = not_found_reply(("state", "0"))
     assert (wrong.status, wrong.headers["Allow"]) == (405, "GET, POST")
 
 

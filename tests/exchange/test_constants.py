@@ -11,7 +11,7 @@ from atoll import RunSettings
 from atoll.coordinator import Service
 from atoll.errors import CorruptError, UsageError
 from atoll.exchange import CoordinatorExchange, MemoryRun
-from atoll.exchange.base import PART_BYTES, KeepingExchange
+from atoll.exchange.base import PART_BYTES, FoundingExchange
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import RunDocument, fetch
 from atoll.exchange.bucket.large_objects import (
@@ -43,7 +43,7 @@ Kept = Callable[[], dict[str, bytes]]
 class Place:
     """A run that has no founder yet, and what it keeps."""
 
-    exchange: KeepingExchange
+    exchange: FoundingExchange
     kept: Kept
 
 

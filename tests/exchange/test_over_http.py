@@ -14,7 +14,7 @@ from atoll.errors import Unreachable
 from atoll.exchange import CoordinatorExchange
 from atoll.exchange.api import Incoming, to_request
 from atoll.exchange.calls import StateCall
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.http import Download, HttpClient, HttpReply, download
 from atoll.testing import Link
 from atoll.testing.fixtures import outcome_of, plain_settings
@@ -34,7 +34,7 @@ ANCHOR = np.arange(ELEMENTS, dtype=np.float32)
 class Island:
     """The one that trains: every round moves each element of the anchor by -1."""
 
-    def __init__(self, line: HttpLine) -> None:
+    def __init__(self, line: HttpTransport) -> None:
         self.exchange = CoordinatorExchange(line, key=b"a", nonce=b"1")
         self._joined, self.base = found(self.exchange, "a", ANCHOR)
         self._round = 0
@@ -63,7 +63,7 @@ def trained(place: Path) -> Iterator[tuple[Coordinator, Island]]:
 
 
 @contextmanager
-def through_link(coordinator: Coordinator) -> Iterator[tuple[Link, HttpLine]]:
+def through_link(coordinator: Coordinator) -> Iterator[tuple[Link, HttpTransport]]:
     address = address_of(coordinator.url)
     with Link(address) as link, line_to(coordinator, link.address) as line:
         yield link, line

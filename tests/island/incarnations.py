@@ -50,7 +50,7 @@ class Incarnation:
 
     @property
     def steps(self) -> int:
-        return self.host.tally.inner_steps
+        return self.host.counters.inner_steps
 
     def train(self, steps: int) -> None:
         """Make inner steps until the run ends."""
@@ -63,7 +63,7 @@ class Incarnation:
                 self.momentum[index] = np.float32(0.5) * self.momentum[index] + slope
                 moved = local - np.float32(0.1) * self.momentum[index]
                 self.view.write(index, moved)
-            self.host.tally.tokens += 7
+            self.host.counters.tokens += 7
             self.host.stepped()
 
     def idle(self, steps: int) -> None:

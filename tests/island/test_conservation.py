@@ -66,12 +66,12 @@ class Ledger:
 
 
 def counts(host: Host) -> dict[str, int]:
-    tally = host.tally
+    counters = host.counters
     return {
-        "counted": tally.counted,
-        "carried": tally.carried,
-        "refused": tally.refused,
-        "dropped": tally.dropped,
+        "counted": counters.counted,
+        "carried": counters.carried,
+        "refused": counters.refused,
+        "dropped": counters.dropped,
     }
 
 
@@ -112,9 +112,11 @@ def test_work_is_conserved(
                 _one_round(host, view, ledger, rng, fate)
                 # fp32 rounding of values of order 10 over a few rounds.
                 assert ledger.worst_balance() < 1e-4
-                assert mode == "sync" or not host.tally.carried + host.tally.dropped
+                assert (
+                    mode == "sync" or not host.counters.carried + host.counters.dropped
+                )
         except Refused:
-            assert host.tally.refused >= 2
+            assert host.counters.refused >= 2
         finally:
             host.leave(depart=False)
 

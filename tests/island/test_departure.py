@@ -39,7 +39,7 @@ def train(host: Host, view: VectorView, *, steps: int) -> None:
     """Make steps of -1 each, on ten tokens."""
     for _ in range(steps):
         view.local[0] -= np.float32(1.0)
-        host.tally.tokens += 10
+        host.counters.tokens += 10
         host.stepped()
 
 
@@ -86,7 +86,7 @@ def test_steps_after_the_last_seal_of_a_run_are_lost_by_name() -> None:
         host.leave()
 
     assert [frame.header.round for frame in run.published] == [1]
-    assert host.tally.metrics()["atoll/not_counted_steps"] == 2
+    assert host.counters.metrics()["atoll/not_counted_steps"] == 2
 
 
 def test_a_last_round_that_missed_its_update_loses_all_of_it_by_name() -> None:
@@ -96,7 +96,7 @@ def test_a_last_round_that_missed_its_update_loses_all_of_it_by_name() -> None:
     with pytest.warns(AtollWarning, match="5 inner steps are lost, with 50 tokens"):
         host.leave()
 
-    assert host.tally.not_counted_steps == 5
+    assert host.counters.not_counted_steps == 5
 
 
 def test_an_island_that_departs_with_nothing_loses_nothing() -> None:
@@ -105,7 +105,7 @@ def test_an_island_that_departs_with_nothing_loses_nothing() -> None:
     train(host, view, steps=4)
     host.leave()
 
-    assert host.tally.not_counted_steps == 0
+    assert host.counters.not_counted_steps == 0
 
 
 def test_what_an_error_keeps_from_departing_is_shown() -> None:
@@ -115,7 +115,7 @@ def test_what_an_error_keeps_from_departing_is_shown() -> None:
     host.leave(depart=False)
 
     assert len(run.published) == 1
-    assert host.tally.not_counted_steps == 1
+    assert host.counters.not_counted_steps == 1
 
 
 class Interrupted(VectorView):
@@ -142,4 +142,4 @@ def test_a_seal_for_the_last_round_that_was_interrupted_departs() -> None:
 
     assert [frame.header.kind for frame in run.published] == [FrameKind.DEPARTING]
     assert float(run.fragments[0].state.anchor[0]) == -4.0
-    assert host.tally.not_counted_steps == 0
+    assert host.counters.not_counted_steps == 0

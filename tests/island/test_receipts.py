@@ -111,7 +111,11 @@ def test_an_update_is_looked_for_in_every_roster() -> None:
 
     assert run.asked == [(1, True), (2, True)]
     assert (anchor, local) == (COUNTED, COUNTED - OVERLAP)
-    assert (host.tally.counted, host.tally.carried, host.tally.dropped) == (1, 0, 0)
+    assert (host.counters.counted, host.counters.carried, host.counters.dropped) == (
+        1,
+        0,
+        0,
+    )
     host.leave(depart=False)
 
 
@@ -196,7 +200,7 @@ def test_an_outcome_without_a_body_is_not_needed() -> None:
 
     assert run.states == 1
     assert (anchor, local) == (COUNTED, COUNTED - OVERLAP)
-    assert host.tally.counted == 1
+    assert host.counters.counted == 1
     host.leave(depart=False)
 
 
@@ -207,7 +211,7 @@ def test_an_outcome_of_another_state_is_replaced_by_the_state() -> None:
 
     assert run.states == 1
     assert (anchor, local) == (COUNTED, COUNTED - OVERLAP)
-    assert host.tally.counted == 1
+    assert host.counters.counted == 1
     host.leave(depart=False)
 
 
@@ -230,7 +234,7 @@ def test_an_update_that_its_receipt_refuses_leaves_the_anchor() -> None:
     assert slot.state.round == 3
     assert (view.local[0] == slot.state.anchor).all()
     assert not slot.residual.any()
-    assert host.tally.refused == 1
+    assert host.counters.refused == 1
     host.leave(depart=False)
 
 
@@ -255,7 +259,7 @@ def test_an_update_that_no_round_lists_ends_with_the_run() -> None:
     assert host.has_ended
     assert host.slots[0].state.round == 3
     assert set(view.local[0]) == {-OVERLAP}
-    assert host.tally.not_counted_steps == EVERY + OVERLAP
+    assert host.counters.not_counted_steps == EVERY + OVERLAP
     host.leave()
 
 

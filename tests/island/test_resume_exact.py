@@ -174,7 +174,7 @@ def test_work_that_is_not_made_again_to_the_byte_does_not_count_twice() -> None:
     assert np.array_equal(second.view.local[0], slot.state.anchor)
     second.train(EVERY)
     assert slot.state.round == 2
-    assert second.host.tally.dropped == 1
+    assert second.host.counters.dropped == 1
     second.die()
 
 

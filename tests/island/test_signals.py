@@ -48,7 +48,7 @@ def test_who_asks_again_ends_it_at_once() -> None:
     script = (
         "import os, signal, time\n"
         "from atoll.island import signals\n"
-        "signals.ALIKE_S = 0.0\n"
+        "signals.SAME_SIGNAL_S = 0.0\n"
         "with signals.Termination():\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -67,13 +67,13 @@ def test_a_loop_that_stands_still_is_interrupted() -> None:
         never.acquire()
 
     never = threading.Lock()
-    with never, Termination(heed_s=0.01), pytest.raises(Interrupted):
+    with never, Termination(grace_s=0.01), pytest.raises(Interrupted):
         stand_still()
 
 
 def test_who_cannot_heed_it_is_interrupted_at_once() -> None:
     """Joining has no inner steps; a second SIGTERM would not be needed."""
-    with Termination(heed_s=0.0) as termination, pytest.raises(Interrupted):
+    with Termination(grace_s=0.0) as termination, pytest.raises(Interrupted):
         ask()
 
     assert termination.is_asked
@@ -82,7 +82,7 @@ def test_who_cannot_heed_it_is_interrupted_at_once() -> None:
 
 def test_a_loop_that_is_over_is_not_interrupted() -> None:
     """Leaving the run is not interrupted."""
-    with Termination(heed_s=0.01) as termination:
+    with Termination(grace_s=0.01) as termination:
         ask()
         termination.heed()
         alone = [each for each in threading.enumerate() if "termination" in each.name]

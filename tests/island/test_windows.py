@@ -109,7 +109,7 @@ def test_a_window_lasts_until_the_island_is_listed_again() -> None:
     scripted = ScriptedRun(run_settings(), iter(["missed", "counted"]))
     island = Trainer(WindowRun(scripted, of_windows(0), first=4))
     island.train(4)
-    assert island.host.tally.carried == 1
+    assert island.host.counters.carried == 1
     assert island.host.stride.window == 4
 
     island.train(4)

@@ -401,7 +401,7 @@ def test_equal_losses_tell_of_equal_rows() -> None:
         with join(weights(8.0), run=run_of()) as island:
             for loss in (0.5, 0.25, 0.125):
                 island.report(tokens=4, loss=jnp.asarray(loss))
-            told.append(island._host.tally.stats(1.0).first_batch)
+            told.append(island._host.counters.stats(1.0).first_batch)
 
     assert told[0] is not None
     assert told[0] == told[1]

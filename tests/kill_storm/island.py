@@ -59,7 +59,7 @@ class Marking(Kept):
     def publish(self, frame: Frame) -> Reception:
         if self.host is not None:
             self._marks["dropped"] = dropped_steps(self.host)
-            self._marks["refused"] = self.host.tally.refused
+            self._marks["refused"] = self.host.counters.refused
             self._marks["round"] = self.host.round
         return super().publish(frame)
 

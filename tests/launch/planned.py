@@ -14,7 +14,7 @@ import atoll
 from atoll.launch import IslandSpec
 from atoll.launch.api import Launched, launch_spec, plan_spec
 from atoll.launch.base import LaunchPlan
-from atoll.launch.launches import Book
+from atoll.launch.launches import LaunchRecords
 from atoll.launch.spec import PASS
 
 SECRETS = ("ZED", "HIDDEN", PASS)
@@ -57,7 +57,9 @@ def both(
         **fields,
     )
     plan = plan_spec(engine, 2, spec, options=options)
-    book = Book(place / "book")
-    launched = launch_spec(engine, 2, spec, options=options, book=book)
+    launch_records = LaunchRecords(place / "book")
+    launched = launch_spec(
+        engine, 2, spec, options=options, launch_records=launch_records
+    )
     assert "hush" not in plan.text + json.dumps(plan.data)
     return Both(plan, launched)

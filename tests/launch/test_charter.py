@@ -15,7 +15,11 @@ import pytest
 from atoll.coordinator.app import Coordinator
 from atoll.errors import CorruptError, UsageError
 from atoll.launch.bootstrap import bootstrap_argv
-from atoll.launch.credentials import MAX_CHARTER_BYTES, Charter, make_charter
+from atoll.launch.credentials import (
+    MAX_CHARTER_BYTES,
+    CoordinatorFiles,
+    make_coordinator_files,
+)
 from atoll.launch.spec import CHARTER, IslandSpec
 from atoll.security import run_tokens
 from atoll.settings import RunSettings
@@ -32,7 +36,7 @@ print(os.environ["ATOLL_RUN"])
 
 def test_a_coordinator_finds_what_it_would_have_made(tmp_path: Path) -> None:
     """It shows the certificate that islands were told to pin, and takes their token."""
-    charter = make_charter("reef", RUN_FILE)
+    charter = make_coordinator_files("reef", RUN_FILE)
     directory = charter.lay_down(tmp_path / "reef")
     settings = RunSettings.from_toml(directory / "run.toml")
     coordinator = Coordinator(directory, settings)
@@ -45,9 +49,9 @@ def test_a_coordinator_finds_what_it_would_have_made(tmp_path: Path) -> None:
 
 def test_a_later_life_lays_down_the_same(tmp_path: Path) -> None:
     """What travelled is what was made, in place of whatever was there."""
-    charter = make_charter("reef", RUN_FILE)
-    read = Charter.from_json(charter.to_secret().reveal())
-    directory = make_charter("reef", "").lay_down(tmp_path / "reef")
+    charter = make_coordinator_files("reef", RUN_FILE)
+    read = CoordinatorFiles.from_json(charter.to_secret().reveal())
+    directory = make_coordinator_files("reef", "").lay_down(tmp_path / "reef")
     read.lay_down(directory)
 
     assert read == charter
@@ -61,20 +65,20 @@ def test_each_run_has_a_directory_of_its_own(
 ) -> None:
     """Where none is chosen, two coordinators of one run file do not meet."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    one, two = (make_charter("reef", RUN_FILE).lay_down() for _ in range(2))
+    one, two = (make_coordinator_files("reef", RUN_FILE).lay_down() for _ in range(2))
 
     assert one.parent == two.parent == tmp_path / "atoll" / "served"
     assert one != two
 
 
 def _without(key: str) -> str:
-    form = json.loads(make_charter("reef", RUN_FILE).to_secret().reveal())
+    form = json.loads(make_coordinator_files("reef", RUN_FILE).to_secret().reveal())
     del form[key]
     return json.dumps(form)
 
 
 def _with(**changes: object) -> str:
-    form = json.loads(make_charter("reef", RUN_FILE).to_secret().reveal())
+    form = json.loads(make_coordinator_files("reef", RUN_FILE).to_secret().reveal())
     return json.dumps(form | changes)
 
 
@@ -95,14 +99,14 @@ def _with(**changes: object) -> str:
 def test_what_is_no_charter_is_refused(said: str) -> None:
     """Without a word of it."""
     with pytest.raises(CorruptError, match="no valid charter of a coordinator") as told:
-        Charter.from_json(said)
+        CoordinatorFiles.from_json(said)
 
     assert "hush" not in str(told.value)
 
 
 def test_a_run_file_that_cannot_travel_is_refused() -> None:
     """Before anything is submitted."""
-    charter = make_charter("reef", "#" * MAX_CHARTER_BYTES)
+    charter = make_coordinator_files("reef", "#" * MAX_CHARTER_BYTES)
 
     with pytest.raises(UsageError, match="Shorten it"):
         charter.to_secret()
@@ -110,7 +114,7 @@ def test_a_run_file_that_cannot_travel_is_refused() -> None:
 
 def test_it_is_shown_to_nobody() -> None:
     """Neither by itself, nor by its parts."""
-    charter = make_charter("reef", RUN_FILE)
+    charter = make_coordinator_files("reef", RUN_FILE)
 
     assert "atoll_" not in repr(charter)
     assert "PRIVATE" not in repr(charter)
@@ -118,7 +122,7 @@ def test_it_is_shown_to_nobody() -> None:
 
 def test_who_serves_has_it_in_files_alone(tmp_path: Path) -> None:
     """The command starts in the run's directory, and its environment has no secret."""
-    charter = make_charter("reef", RUN_FILE)
+    charter = make_coordinator_files("reef", RUN_FILE)
     place = tmp_path / "served"
     command = ("python", "-c", TELL)
     spec = IslandSpec(

@@ -25,12 +25,12 @@ from atoll.errors import (
     UsageError,
 )
 from atoll.launch import IslandSpec, Launched, Restarts, State, engines, launch
-from atoll.launch import launches as book
+from atoll.launch import launches as launch_records
 from atoll.launch.api import SILENT_S, PollRetry, failures, launch_spec
 from atoll.launch.bootstrap import bootstrap_argv
 from atoll.launch.bootstrap import main as bootstrap
-from atoll.launch.credentials import Pass
-from atoll.launch.launches import Book, Record
+from atoll.launch.credentials import IslandCredentials
+from atoll.launch.launches import LaunchRecords, Record
 from atoll.launch.spec import resolve
 from atoll.security import Secret
 from tests.cli.runs import ISLAND, as_user
@@ -100,7 +100,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     as_user(monkeypatch, tmp_path / "home", OMP_NUM_THREADS="1")
     monkeypatch.chdir(tmp_path)
     yield
-    for record in Book().records():
+    for record in LaunchRecords().records():
         Launched(record.handle).cancel(grace_s=0.0)
 
 
@@ -123,7 +123,7 @@ def test_islands_are_waited_for_with_their_metrics(tmp_path: Path) -> None:
     assert [each.metrics["round"] for each in results] == [3, 3]
     assert results[0].last_lines[-1].startswith("far-0 ")
     assert launched.logs().keys() == {"far-0", "far-1"}
-    again = Launched(Book().of_run(run)[0].handle)
+    again = Launched(LaunchRecords().of_run(run)[0].handle)
     assert [each.state for each in again.poll()] == [State.FINISHED] * 2
 
 
@@ -174,13 +174,13 @@ def test_a_silence_has_an_end() -> None:
     instants = iter([0.0, SILENT_S, SILENT_S + 1.0, 2 * SILENT_S + 2.0])
     patience = PollRetry(SimpleNamespace(now_s=lambda: next(instants)))
     error = Unreachable("It is away.")
-    told = [len(patience.bear(error)) for _ in range(2)]
+    told = [len(patience.note_failure(error)) for _ in range(2)]
     patience.answered()
-    told += [len(patience.bear(error))]
+    told += [len(patience.note_failure(error))]
 
     assert told == [1, 0, 1]
     with pytest.raises(Unreachable, match="It is away"):
-        patience.bear(error)
+        patience.note_failure(error)
 
 
 def test_of_two_launches_of_one_name_one_is_refused(
@@ -195,7 +195,7 @@ def test_of_two_launches_of_one_name_one_is_refused(
 
     assert [type(each) for each in errors] == [UsageError]
     assert "a-0 of /no/run are launched already" in str(errors[0])
-    assert len(Book().records()) == 1
+    assert len(LaunchRecords().records()) == 1
 
 
 @pytest.mark.parametrize("cannot", [False, True])
@@ -208,7 +208,7 @@ def test_a_launch_that_breaks_leaves_nothing_or_a_handle(
     with pytest.raises(RemoteError, match="the line") as caught:
         launch_spec(name, 1, spec)
 
-    records = Book().records()
+    records = LaunchRecords().records()
     assert len(records) == cannot
     if cannot:
         assert f"atoll cancel {records[0].handle.id}" in str(caught.value)
@@ -218,17 +218,17 @@ def test_what_runs_is_never_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many were launched since: the oldest that are over go."""
-    monkeypatch.setattr(book, "MAX_RECORDS", 1)
+    monkeypatch.setattr(launch_records, "MAX_RECORDS", 1)
     spec = IslandSpec(command=("sleep", "600"), run=str(tmp_path / "no"), name="a")
     oldest = launch_spec("local", 1, spec)
     away = replace(oldest.handle, id="away", engine="no_such", begun_at_s=1.0)
-    Book().keep(Record(away, spec))
+    LaunchRecords().keep(Record(away, spec))
     for name in ("b", "c", "d"):
         over = replace(spec, command=("true",), name=name)
         launch_spec("local", 1, over).wait(60.0)
-    known = {each.handle.id for each in Book().records()}
-    names = [each.handle.name for each in Book().records()]
-    Book().forget("away")
+    known = {each.handle.id for each in LaunchRecords().records()}
+    names = [each.handle.name for each in LaunchRecords().records()]
+    LaunchRecords().forget("away")
 
     assert {"away", oldest.handle.id} <= known
     assert names == ["a", "a", "c", "d"]
@@ -236,13 +236,13 @@ def test_what_runs_is_never_forgotten(
 
 def test_a_damaged_book_is_told(tmp_path: Path) -> None:
     """What cannot be read is named, and nothing is guessed."""
-    book = Book(tmp_path / "book")
+    launch_records = LaunchRecords(tmp_path / "book")
     (tmp_path / "book").mkdir(mode=0o700)
     path = tmp_path / "book" / "a.json"
     path.touch(mode=0o600)
     path.write_text(json.dumps({"handle": {}, "spec": {}}))
     with pytest.raises(CorruptError, match=r"a\.json is no record of a launch"):
-        book.records()
+        launch_records.records()
 
 
 def test_a_launch_that_could_not_be_read_again_is_refused(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_launch_that_could_not_be_read_again_is_refused(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=r"has \d+ bytes, more than"):
         launch_spec("local", 1, spec)
 
-    assert Book().records() == []
+    assert LaunchRecords().records() == []
 
 
 def test_a_command_is_words() -> None:
@@ -300,15 +300,18 @@ def test_secrets_are_found_where_they_are_said_to_be(tmp_path: Path) -> None:
 def test_a_pass_gives_an_island_the_same_key_anywhere(tmp_path: Path) -> None:
     """A machine that takes another's place is the same island; another is not."""
     seed = Secret("ab" * 32)
-    one, two = Pass(run="lagoon-1", seed=seed), Pass(run="lagoon-1", seed=seed)
-    read = Pass.from_json(one.to_secret().reveal())
+    one, two = (
+        IslandCredentials(run="lagoon-1", seed=seed),
+        IslandCredentials(run="lagoon-1", seed=seed),
+    )
+    read = IslandCredentials.from_json(one.to_secret().reveal())
 
     assert one.key("a-0") == two.key("a-0") == read.key("a-0")
     assert one.key("a-0") != one.key("a-1")
     assert "ab" * 32 not in repr(one)
     for damaged in ("", "{}", '{"version": 1, "seed": "zz"}', "[" * 20_000):
         with pytest.raises(CorruptError, match="is no valid pass of a launch"):
-            Pass.from_json(damaged)
+            IslandCredentials.from_json(damaged)
 
 
 def test_a_bootstrap_needs_an_index(capsys: pytest.CaptureFixture[str]) -> None:

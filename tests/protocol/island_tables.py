@@ -200,7 +200,7 @@ def what_follows(event: str, fragment: str) -> str:
     """Send an event at inner step 8, the second send point of a period of 4."""
     state = IslandState(
         step=4 if event == "a send point" else 5,
-        books=(_book(fragment),),
+        sync_states=(_book(fragment),),
         last_round=LAST,
     )
     events: dict[str, Event] = {
@@ -232,7 +232,7 @@ def _book(fragment: str) -> FragmentSync:
 
 def after_the_outcome(verdict: str, due: str, run: str, last: str) -> str:
     """Take round 2 at step 10; round 3 belongs to step 12, which others may be past."""
-    book = FragmentSync(
+    sync_state = FragmentSync(
         taken=1,
         refused=REFUSALS - 1 if "third" in verdict else 0,
         flight=RoundInFlight(round=2, take_at=10),
@@ -250,7 +250,9 @@ def after_the_outcome(verdict: str, due: str, run: str, last: str) -> str:
         position=position,
     )
     try:
-        after, actions = advance(IslandState(step=10, books=(book,)), event, PLAN)
+        after, actions = advance(
+            IslandState(step=10, sync_states=(sync_state,)), event, PLAN
+        )
     except Refused:
         return "Refused"
     jumps = ["jump"] if after.step != 10 else []
@@ -273,7 +275,7 @@ def when_summoned(fragment: str) -> str:
     waiting = FragmentSync(taken=2, flight=RoundInFlight(round=3, take_at=6))
     position = Position(step=6, rounds=(3, 3), wanted=(1,))
     _, actions = advance(
-        IslandState(step=6, books=(waiting, wanted)),
+        IslandState(step=6, sync_states=(waiting, wanted)),
         FragmentsRequested(0, position),
         replace(PLAN, num_fragments=2),
     )

@@ -110,7 +110,7 @@ def test_an_outcome_is_taken_before_the_next_send_point() -> None:
     state, actions = after(begun(step=4), SyncNow(6), taken(1), SyncNow(7))
 
     assert actions == [Seal(0, 2), Take(0, 2)]
-    assert state.books[0].not_before == 8
+    assert state.sync_states[0].not_before == 8
 
 
 def test_a_fragment_that_others_wait_for_is_sealed_on_an_older_state() -> None:
@@ -139,7 +139,7 @@ def test_a_life_whose_name_is_spoken_for_takes_that_round_first() -> None:
     assert actions == [Await(0, 3)]
     state, _ = after(state, Stepped(6), taken(5, verdict=Verdict.LATE))
 
-    assert state.books[0].missed == 0
+    assert state.sync_states[0].missed == 0
     assert after(state, Stepped(8))[1] == [Seal(0, 6)]
 
 
@@ -186,7 +186,7 @@ def test_a_fragment_that_no_round_takes_is_over_with_the_last_one_taken() -> Non
     state, actions = after(state, NeverOpens(0, last_round=6))
 
     assert actions == [End()]
-    assert (state.books[0].taken, state.last_of(0)) == (6, 6)
+    assert (state.sync_states[0].taken, state.last_of(0)) == (6, 6)
 
 
 def test_the_end_of_one_fragment_does_not_end_the_others() -> None:

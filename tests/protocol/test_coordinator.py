@@ -225,7 +225,7 @@ def test_an_update_of_an_earlier_life_stands() -> None:
     assert welcome.spoken_for == (0,)
 
     other = table.header("a", weight=7)
-    assert table.do(UpdateOffered(other)) == [Respond(Reception.SPOKEN_FOR)]
+    assert table.do(UpdateOffered(other)) == [Respond(Reception.OTHER_STAGED)]
     assert table.state.rounds[0].staged["a"].weight != 7
 
 

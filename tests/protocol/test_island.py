@@ -57,12 +57,12 @@ def taken(
     last: int | None = None,
 ) -> OutcomeTaken:
     """Return the outcome of what is in flight, with the run at schedule step `step`."""
-    flight = state.books[fragment].flight
+    flight = state.sync_states[fragment].flight
     assert flight is not None
     through = flight.round if through is None else through
     rounds = tuple(
-        through + 1 if index == fragment else book.taken + 1
-        for index, book in enumerate(state.books)
+        through + 1 if index == fragment else sync_state.taken + 1
+        for index, sync_state in enumerate(state.sync_states)
     )
     position = Position(step=step, rounds=rounds, last_round=last)
     return OutcomeTaken(
@@ -222,14 +222,17 @@ def test_what_is_jumped_over_is_only_taken_when_its_round_is_over() -> None:
 
 def test_a_round_is_not_sealed_before_its_step() -> None:
     """Round 2 of fragment 1 belongs to step 20, though it is open since step 8."""
-    state = IslandState(step=8, books=(FragmentSync(taken=1), FragmentSync(taken=1)))
+    state = IslandState(
+        step=8, sync_states=(FragmentSync(taken=1), FragmentSync(taken=1))
+    )
 
     assert wakes_at(state, PLAN) == 15
     state, actions = advance(state, Stepped(15), PLAN)
     assert actions == [Seal(0, 2)]
     assert (
         wakes_at(
-            replace(state, books=(FragmentSync(taken=2), FragmentSync(taken=1))), PLAN
+            replace(state, sync_states=(FragmentSync(taken=2), FragmentSync(taken=1))),
+            PLAN,
         )
         == 20
     )
@@ -238,8 +241,8 @@ def test_a_round_is_not_sealed_before_its_step() -> None:
 def test_a_fragment_that_is_a_round_behind_is_sealed_again_at_once() -> None:
     """At step 18 round 1 of fragment 1 was late: round 2 was due at step 10 + 10."""
     flight = RoundInFlight(round=1, take_at=18)
-    books = (FragmentSync(taken=2), FragmentSync(taken=0, flight=flight))
-    state = IslandState(step=21, books=books)
+    sync_states = (FragmentSync(taken=2), FragmentSync(taken=0, flight=flight))
+    state = IslandState(step=21, sync_states=sync_states)
     late = OutcomeTaken(
         fragment=1,
         verdict=Verdict.LATE,
@@ -254,7 +257,7 @@ def test_the_committed_rounds_tell_where_the_run_is() -> None:
     """Round 3 of fragment 0 is over, so everybody is at step 25 or beyond."""
     state = IslandState(
         step=14,
-        books=(
+        sync_states=(
             FragmentSync(taken=2, flight=RoundInFlight(round=3, take_at=14)),
             FragmentSync(taken=2),
         ),
@@ -385,7 +388,7 @@ def test_a_counted_round_forgives_earlier_refusals() -> None:
         state, _ = advance(state, Stepped(step), plan)
         state, _ = advance(state, taken(state, 0, verdict), plan)
 
-    assert state.books[0].taken == 11
+    assert state.sync_states[0].taken == 11
 
 
 @pytest.mark.parametrize(
@@ -406,11 +409,11 @@ def test_the_verdict_decides_what_becomes_of_work(
     missed: int, verdict: Verdict, through: int, how: WorkDecision
 ) -> None:
     """Work is carried over two missed rounds, and dropped with the third."""
-    book = FragmentSync(
+    sync_state = FragmentSync(
         taken=4, missed=missed, flight=RoundInFlight(round=5, take_at=0)
     )
 
-    assert decide(book, verdict, through=through) is how
+    assert decide(sync_state, verdict, through=through) is how
 
 
 def test_only_the_very_update_counts() -> None:

@@ -225,7 +225,7 @@ def test_another_update_of_a_life_waits_for_the_next_round() -> None:
     table = asynchronous("a", "b")
     table.publish("b")
     first = table.header("b")
-    assert answer(table, "b", weight=7) is Reception.SPOKEN_FOR
+    assert answer(table, "b", weight=7) is Reception.OTHER_STAGED
     over(table)
 
     assert answer(table, "b", round=2) is Reception.WANTED
@@ -246,7 +246,7 @@ def test_the_next_life_is_not_judged_by_what_the_last_one_had_listed() -> None:
     table.publish("b", **DEPARTS)
     table.do(Leave("b", 1))
     table.join("b", nonce=b"2")
-    assert answer(table, "b") is Reception.SPOKEN_FOR
+    assert answer(table, "b") is Reception.OTHER_STAGED
     over(table)
 
     assert answer(table, "b", round=1, base=bytes(16)) is Reception.WANTED

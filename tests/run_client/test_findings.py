@@ -64,7 +64,7 @@ class Trained:
                 for local in view.local:
                     local -= np.float32(math.nan if is_bad else 1e-3)
                 loss = math.nan if is_bad else 1.5
-                host.tally.note_report(7, loss, {}, count="a number")
+                host.counters.note_report(7, loss, {}, count="a number")
                 host.count_tokens(7)
                 host.stepped()
             host.leave()

@@ -18,11 +18,11 @@ from tests.run_client.conftest import END_ROUNDS, served
 def train(url: str, name: str, loss: float) -> None:
     """Train one island to the end of the run; it reports before every inner step."""
     host = join_run(url, VectorView(), stores.MODEL, island=name)
-    host.tally.machine = "vectors"
+    host.counters.machine = "vectors"
     while not host.has_ended:
         if host.round == 2:
-            host.tally.note_anchor(2, 1.25, {})
-        host.tally.note_report(7, loss, {"lr": 0.25}, count="a number")
+            host.counters.note_anchor(2, 1.25, {})
+        host.counters.note_report(7, loss, {"lr": 0.25}, count="a number")
         host.count_tokens(7)
         host.stepped()
     host.leave()

@@ -34,10 +34,10 @@ ISLANDS = ("a", "b", "c")
 def train(url: str, name: str) -> None:
     """Train an island to the end, with a loss that falls by a tenth a step."""
     host = join_run(url, VectorView(), stores.MODEL, island=name)
-    host.tally.note_anchor(1, 1.25, {})
+    host.counters.note_anchor(1, 1.25, {})
     while not host.has_ended:
-        loss = 10.0 - host.tally.inner_steps / 10
-        host.tally.note_report(7, loss, {}, count="a number")
+        loss = 10.0 - host.counters.inner_steps / 10
+        host.counters.note_report(7, loss, {}, count="a number")
         host.count_tokens(7)
         host.stepped()
     host.leave()

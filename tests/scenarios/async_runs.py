@@ -60,7 +60,7 @@ def drift(host: Host, view: VectorView, number: int) -> None:
 
 def learn(host: Host, view: VectorView, number: int) -> None:
     """Move the weights towards a target of each island, with noise, on some tokens."""
-    rng = np.random.default_rng([host.tally.inner_steps, number])
+    rng = np.random.default_rng([host.counters.inner_steps, number])
     for local in view.local:
         local += rng.normal(size=len(local)).astype(np.float32) - local / 8
     host.count_tokens(3 + number)
@@ -138,12 +138,12 @@ def train(
             step(host, view, number)
             host.stepped()
             seen.look(host)
-            if save_every and host.tally.inner_steps % save_every == 0:
+            if save_every and host.counters.inner_steps % save_every == 0:
                 with host.saving(is_exact=is_exact) as saved:
                     tree = copy.deepcopy(to_tree(saved))
                 local = [vector.copy() for vector in view.local]
                 checkpoints[island.name] = Checkpoint(tree, local, [])
-            if stop and host.tally.inner_steps >= stop.after_steps:
+            if stop and host.counters.inner_steps >= stop.after_steps:
                 stop.act(host)
                 break
         if not host.has_left:

@@ -85,9 +85,9 @@ def test_islands_of_all_paces_hold_the_same_states(
     assert len(set(result.returned.values())) == 1
     assert len(result.returned) == 3
     for host in seen.hosts.values():
-        tally = host.tally
-        assert tally.carried == tally.dropped == tally.refused == 0
-        assert tally.counted > 0
+        counters = host.counters
+        assert counters.carried == counters.dropped == counters.refused == 0
+        assert counters.counted > 0
 
 
 def test_a_slow_island_makes_fewer_inner_steps_in_a_window() -> None:
@@ -153,8 +153,8 @@ def test_a_slow_island_is_conserved_at_any_age() -> None:
 
     assert max(seen.ages) >= 14
     slow = seen.hosts["i1"]
-    assert slow.tally.counted >= 2
-    assert slow.tally.dropped == slow.tally.carried == slow.tally.refused == 0
+    assert slow.counters.counted >= 2
+    assert slow.counters.dropped == slow.counters.carried == slow.counters.refused == 0
     moved = -DRIFT / BUFFER * slow.position.tokens
     assert set(slow.slots[0].state.anchor) == {moved}
 
@@ -165,7 +165,7 @@ LAST_STEP = 200
 
 def of_its_own(host: Host, view: VectorView, number: int) -> None:
     """Move every second weight: the even ones are of i0, the odd ones of i1."""
-    if number == 0 or host.tally.inner_steps < LAST_STEP:
+    if number == 0 or host.counters.inner_steps < LAST_STEP:
         for local in view.local:
             local[number::2] -= np.float32(DRIFT)
 
@@ -276,5 +276,5 @@ def test_all_work_of_an_island_that_rejoins_counts_once(
     assert resumed.resumed
     assert not resumed.resumed.is_exact
     assert ("asynchronous run" in resumed.resumed.reason) == is_exact
-    assert seen.hosts["i0"].tally.inner_steps == 50
+    assert seen.hosts["i0"].counters.inner_steps == 50
     assert counted_steps(seen) == ({50}, {LAST_STEP})

@@ -59,7 +59,7 @@ def train(run: RunSettings, *paces_s: float) -> VirtualRun:
             if host.stride.window != windows[-1]:
                 windows.append(host.stride.window)
         host.leave()
-        return Ended(host.digest, host.tally.inner_steps, tuple(windows))
+        return Ended(host.digest, host.counters.inner_steps, tuple(windows))
 
     result = virtual_run(loop, run, islands=len(paces_s))
     assert result.failures == {}

@@ -76,7 +76,7 @@ class Loop:
                     self.trained.append(row)
                     island.report(tokens=ROWS * self._backward(row))
                     if island.inner_steps == dies_at:
-                        island._keeping.wait()  # type: ignore[union-attr]
+                        island._checkpointing.wait()  # type: ignore[union-attr]
                         if dies in (None, self.rank):
                             os.kill(os.getpid(), self.by)
                     self.optimizer.step()

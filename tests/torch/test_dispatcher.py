@@ -53,8 +53,8 @@ class Parts:
         return f"by {part.rank}"
 
     @on_all_ranks(Thread.BACKGROUND)
-    def scatter(self, whole: OnlyLeader[list[int]], flying: Part | None) -> None:
-        self.called.append((whole, flying))
+    def scatter(self, whole: OnlyLeader[list[int]], in_flight: Part | None) -> None:
+        self.called.append((whole, in_flight))
 
     @on_all_ranks(Thread.AT_ONCE, combine=max)
     def highest(self, add: int) -> int:

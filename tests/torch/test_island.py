@@ -80,7 +80,7 @@ def test_a_report_inside_an_evaluation_is_of_the_anchor() -> None:
         before = island.metrics()
         with island.evaluating():
             island.report(loss=torch.tensor(1.5), accuracy=0.25)
-        stats = island._handle.tally.stats(1.0)
+        stats = island._handle.counters.stats(1.0)
         assert island.metrics() == before
 
     assert (stats.anchor_round, stats.loss) == (1, 2.0)

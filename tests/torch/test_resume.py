@@ -51,11 +51,11 @@ class Killed(BaseException):
 
 def die(island: Island) -> None:
     """End a life as a kill does: what was not being written is not saved."""
-    keeping = island._keeping
-    assert keeping is not None
+    checkpointing = island._checkpointing
+    assert checkpointing is not None
     island._detach()
     island._handle.host.leave(depart=False)
-    keeping._saver.__exit__(Killed, Killed(), None)
+    checkpointing._saver.__exit__(Killed, Killed(), None)
 
 
 class Loop:
@@ -173,5 +173,5 @@ def test_a_solo_island_keeps_its_weights_too(tmp_path: Path) -> None:
     (model,), directory = networks(1), tmp_path / "alone"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with atoll.torch.join(model, optimizer, "none", checkpoint=directory) as island:
-        assert island._keeping
-        assert island._keeping.is_exact
+        assert island._checkpointing
+        assert island._checkpointing.is_exact

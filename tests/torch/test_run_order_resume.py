@@ -73,7 +73,7 @@ class Loop:
 
 def end(island: Island) -> None:
     """End an incarnation as an error does: it leaves, and publishes nothing more."""
-    if island._keeping is not None:
+    if island._checkpointing is not None:
         die(island)
         return
     island._detach()

@@ -357,7 +357,7 @@ def test_the_first_batch_is_told_apart(islands: list[Island]) -> None:
     loader = DataLoader(TensorDataset(torch.arange(ROWS)), batch_size=2)
     for island in islands:
         next(iter(shard(loader, island)))
-    told = [handle_of(island).tally.stats(1.0).first_batch for island in islands]
+    told = [handle_of(island).counters.stats(1.0).first_batch for island in islands]
 
     assert len(set(told)) == 3
     assert digest_of({"x": torch.arange(3)}) == digest_of({"x": torch.arange(3)})
@@ -376,7 +376,7 @@ def test_equal_losses_tell_of_equal_rows(
     for island in islands[:2]:
         for loss in losses:
             island.report(tokens=4, loss=torch.tensor(loss))
-        told.append(handle_of(island).tally.stats(1.0).first_batch)
+        told.append(handle_of(island).counters.stats(1.0).first_batch)
 
     assert told[0] == told[1]
     assert (told[0] is not None) == is_told

@@ -294,7 +294,7 @@ def _code(
     if ship is None:
         is_elsewhere = open_launcher(engine, options).traits.is_elsewhere
         ship = is_elsewhere and spec.image is None
-    if ship and serve.inside is not None and not serve.inside.serving.is_in_sight:
+    if ship and serve.inside is not None and not serve.inside.serving.is_reachable:
         raise UsageError(
             f"Code is kept with its run, whose coordinator on {engine} is not reached "
             "from here. Put it into the --image or a --requirement, and give "
@@ -356,7 +356,7 @@ def _launched(
 
 def _follow(launched: api.Launched, target: launch_coordinator.RunTarget) -> None:
     follower = LaunchFollower(
-        launched, target.coordinator, is_in_sight=target.is_in_sight
+        launched, target.coordinator, is_reachable=target.is_reachable
     )
     try:
         has_finished = follower.follow()

@@ -29,8 +29,8 @@ from atoll.errors import RemoteError, SettingsError, Unreachable, UsageError
 from atoll.island.environment import credentials_from_environment
 from atoll.launch import api
 from atoll.launch.base import LaunchPlan, Report, State
-from atoll.launch.credentials import Charter, make_charter
-from atoll.launch.launches import COORDINATOR, Book, Record
+from atoll.launch.credentials import CoordinatorFiles, make_coordinator_files
+from atoll.launch.launches import COORDINATOR, LaunchRecords, Record
 from atoll.launch.spec import IslandSpec
 from atoll.run_client import open_run, try_status
 from atoll.run_client.location import RunNames, read_address
@@ -53,7 +53,7 @@ class RunTarget:
 
     url: str
     coordinator: api.Launched | None = None
-    is_in_sight: bool = True
+    is_reachable: bool = True
     """Whether this machine can reach its coordinator."""
 
 
@@ -168,12 +168,14 @@ def serve_spec(argv: Sequence[str], directory: Path) -> IslandSpec:
 def _launch_coordinator(
     argv: Sequence[str], directory: Path, serve: ServeOptions
 ) -> RunTarget:
-    spec, book = serve_spec(argv, directory), Book()
-    launched = api.launch_spec(serve.engine, 1, spec, options=serve.options, book=book)
+    spec, launch_records = serve_spec(argv, directory), LaunchRecords()
+    launched = api.launch_spec(
+        serve.engine, 1, spec, options=serve.options, launch_records=launch_records
+    )
     try:
         url = str(wait_until_serving(launched)["url"])
         handle = replace(launched.handle, run=url)
-        book.keep(Record(handle, spec))
+        launch_records.keep(Record(handle, spec))
         target = RunTarget(url, api.Launched(handle, launched.launcher))
         require_unfinished(url)
         return target
@@ -183,7 +185,7 @@ def _launch_coordinator(
 
 
 def _require_in_sight(url: str) -> None:
-    if not api.is_in_sight(url):
+    if not api.is_reachable(url):
         raise UsageError(
             f"The coordinator of {url} was launched where only its islands reach it, "
             "so this machine cannot follow the run. For more islands: atoll scale "
@@ -236,22 +238,22 @@ def serve_inside(run: str, n: int, serve: ServeOptions) -> RunTarget:
         Unreachable: this machine should reach it, and does not.
     """
     assert serve.inside is not None
-    run_file, book = Path(run), Book()
+    run_file, launch_records = Path(run), LaunchRecords()
     spec = _inside_spec(run_file, n, serve)
-    charter = make_charter(spec.run, run_file.read_text())
-    launched = serve.inside.launch(spec, charter, book)
+    charter = make_coordinator_files(spec.run, run_file.read_text())
+    launched = serve.inside.launch(spec, charter, launch_records)
     try:
         facts = wait_until_serving(
             launched, starts_s=INSIDE_STARTS_S, look_s=INSIDE_LOOK_S
         )
-        is_in_sight = serve.inside.serving.is_in_sight
-        url = str(facts["url"]) if is_in_sight else launched.handle.run
+        is_reachable = serve.inside.serving.is_reachable
+        url = str(facts["url"]) if is_reachable else launched.handle.run
         handle = replace(launched.handle, run=url)
-        book.keep(Record(handle, spec))
+        launch_records.keep(Record(handle, spec))
         _remember_inside(url, charter, (str(facts["run"]), str(facts["name"])))
-        if is_in_sight:
+        if is_reachable:
             require_unfinished(url)
-        return RunTarget(url, api.Launched(handle, launched.launcher), is_in_sight)
+        return RunTarget(url, api.Launched(handle, launched.launcher), is_reachable)
     except BaseException as exc:
         api.end_after(exc, launched)
         raise
@@ -270,7 +272,7 @@ def _inside_spec(run_file: Path, n: int, serve: ServeOptions) -> IslandSpec:
             f"{serve.engine}, and relative to nothing there. Give an absolute path."
         )
     settings = served_settings(run_file, serve.assignments)
-    linger_s = LINGER_S if serve.inside.serving.is_in_sight else UNSEEN_LINGER_S
+    linger_s = LINGER_S if serve.inside.serving.is_reachable else UNSEEN_LINGER_S
     return serve.inside.spec(
         settings.run.name,
         [
@@ -283,7 +285,9 @@ def _inside_spec(run_file: Path, n: int, serve: ServeOptions) -> IslandSpec:
     )
 
 
-def _remember_inside(url: str, charter: Charter, names: tuple[str, ...]) -> None:
+def _remember_inside(
+    url: str, charter: CoordinatorFiles, names: tuple[str, ...]
+) -> None:
     """Let this user's commands find the run by its names, with its credentials."""
     paths = credentials_from_environment()
     credentials = Credentials(paths.credentials)
@@ -404,7 +408,7 @@ def _poll(
         patience.answered()
         return report, log_lines
     except Unreachable as exc:
-        for line in patience.bear(exc):
+        for line in patience.note_failure(exc):
             typer.echo(line, err=True)
         return None
 

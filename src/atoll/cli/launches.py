@@ -35,7 +35,7 @@ from atoll.errors import AtollError, RemoteError, Unreachable, UsageError
 from atoll.fields import nearest
 from atoll.launch.api import Launched, PollRetry, launch_spec, rows
 from atoll.launch.base import GRACE_S, Report, State
-from atoll.launch.launches import Book, Record
+from atoll.launch.launches import LaunchRecords, Record
 from atoll.run_client import RunStatus, StatusPoll, try_status
 from atoll.run_client.location import read_address
 from atoll.telemetry import render_head
@@ -50,13 +50,13 @@ def launched_url(run: str) -> str:
     return str(locate_run(run))
 
 
-def launches_of(run: str, book: Book | None = None) -> list[Record]:
+def launches_of(run: str, launch_records: LaunchRecords | None = None) -> list[Record]:
     """Return the launches of a run, or the one launch of that id.
 
     Raises:
         UsageError: no launch matches.
     """
-    records = (book or Book()).records()
+    records = (launch_records or LaunchRecords()).records()
     if matches := [record for record in records if record.handle.id == run]:
         return matches
     url = launched_url(run)
@@ -120,7 +120,7 @@ def ps(
 
     Without RUN, launches that have ended are left out unless --all is given.
     """
-    records = Book().records() if run is None else launches_of(run)
+    records = LaunchRecords().records() if run is None else launches_of(run)
     launches = [(record, *_polled(record)) for record in records]
     if run is None and not with_ended:
         launches = [launch for launch in launches if not _is_over(launch[1])]
@@ -192,7 +192,7 @@ class LogReader:
             followed = (r for r in reports if r.index in self.num_printed)
             return not all(report.state.is_over for report in followed)
         except Unreachable as exc:
-            for line in self.patience.bear(exc):
+            for line in self.patience.note_failure(exc):
                 typer.echo(line, err=True)
             return True
 
@@ -472,7 +472,7 @@ class LaunchFollower:
         launched: Launched,
         coordinator: Launched | None,
         *,
-        is_in_sight: bool = True,
+        is_reachable: bool = True,
     ) -> None:
         self._launched = launched
         self._coordinator = (
@@ -481,7 +481,7 @@ class LaunchFollower:
             else launch_coordinator.CoordinatorLaunch(coordinator)
         )
         # A coordinator out of reach is known by the reports of its engine alone.
-        self._statuses = StatusPoll(launched.handle.run) if is_in_sight else None
+        self._statuses = StatusPoll(launched.handle.run) if is_reachable else None
         self._reports: tuple[Report, ...] = ()
         self._num_read = dict.fromkeys(launched.handle.indexes, 0)
         self._can_redraw = can_redraw(sys.stdout)
@@ -552,7 +552,7 @@ class LaunchFollower:
                 lines.append(line)  # one by one: lines read before an error are kept
             self._poll_patience.answered()
         except Unreachable as exc:
-            lines += self._poll_patience.bear(exc)
+            lines += self._poll_patience.note_failure(exc)
         if not self._can_redraw:
             for report in self._reports:
                 lines += launch_coordinator.change_lines(
@@ -683,7 +683,7 @@ class LaunchFollower:
             yield
             self._cancel_patience.answered()
         except Unreachable as exc:
-            self._draw(self._cancel_patience.bear(exc))
+            self._draw(self._cancel_patience.note_failure(exc))
 
     def _show_end(self) -> None:
         console(sys.stdout).print(self._page())

@@ -23,7 +23,7 @@ from atoll.cli.run_names import HTTP_PREFIXES, served_directory
 from atoll.cli.terminal import console, table, width
 from atoll.errors import AtollError
 from atoll.island.environment import credentials_from_environment
-from atoll.launch.launches import Book, Record
+from atoll.launch.launches import LaunchRecords, Record
 from atoll.run_client import open_run
 from atoll.run_client.location import RunNames, read_address
 from atoll.security import Credentials, Role
@@ -137,7 +137,7 @@ def known_runs() -> list[KnownRun]:
     for name in names.all():
         if url := names.find(name):
             runs.setdefault(url, KnownRun(url)).names.append(name)
-    for record in Book().records():
+    for record in LaunchRecords().records():
         url = record.handle.run
         runs.setdefault(url, KnownRun(url)).launches.append(record)
     credentials = Credentials(paths.credentials)

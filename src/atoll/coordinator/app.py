@@ -47,7 +47,7 @@ from atoll.exchange.api import (
     error_parts,
     info_parts,
     model_fingerprint,
-    nowhere_parts,
+    not_found_reply,
 )
 from atoll.exchange.api.replies import Limits as InfoLimits
 from atoll.http import (
@@ -378,7 +378,7 @@ class Coordinator:
         if denied is not None:
             return denied
         if match.route is UNLISTED or request.method == "HEAD":
-            return as_response(nowhere_parts(request.segments))
+            return as_response(not_found_reply(request.segments))
         try:
             response = self._routes.handle(request, match)
         except (AtollError, RunEnded) as exc:

@@ -11,7 +11,7 @@ from atoll.protocol import Stats
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.wire import MOMENTS, codec
 
-DEAR_SHARE = 1 / 3
+HIGH_WAITING_SHARE = 1 / 3
 """Share of waiting beyond which the status suggests a remedy."""
 
 UNEQUAL = 1.3
@@ -131,7 +131,7 @@ def unowned_share(state: CoordinatorState, now_s: float) -> float:
 
 def cure(state: CoordinatorState, now_s: float, shares: Sequence[float]) -> str | None:
     """Return a remedy when islands wait for more than a third of the time."""
-    if max(shares, default=0.0) <= DEAR_SHARE:
+    if max(shares, default=0.0) <= HIGH_WAITING_SHARE:
         return None
     sync = state.settings.sync
     if sync.is_async and sync.overlap_steps:

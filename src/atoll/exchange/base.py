@@ -140,14 +140,14 @@ PART_BYTES = 2**24
 
 
 class Constants(Protocol):
-    """Reads the constants of a model. Only `Keeper.keep` calls it."""
+    """Reads the constants of a model. Only `ConstantsUploader.keep` calls it."""
 
     def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
         """Yield all bytes from `first` on, in parts of at most `PART_BYTES`."""
         ...
 
 
-class Keeper(Protocol):
+class ConstantsUploader(Protocol):
     """Uploads constants to a run. Every exchange is one; a founder's host calls it."""
 
     def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
@@ -164,7 +164,7 @@ class Keeper(Protocol):
         ...
 
 
-class KeepingExchange(Exchange, Keeper, Protocol):
+class FoundingExchange(Exchange, ConstantsUploader, Protocol):
     """An exchange for founders and all other islands."""
 
 

@@ -38,7 +38,7 @@ HEARTBEAT_S = 3.0
 """A fifth of the lease, so that several may be lost."""
 
 
-class CoordinatorLine(Protocol):
+class CoordinatorTransport(Protocol):
     """Sends calls to the coordinator. `CoordinatorExchange` is the only caller."""
 
     @property
@@ -60,7 +60,7 @@ class CoordinatorExchange:
 
     def __init__(
         self,
-        line: CoordinatorLine,
+        line: CoordinatorTransport,
         *,
         key: bytes,
         nonce: bytes,
@@ -158,7 +158,7 @@ class CoordinatorExchange:
         model: protocol.ModelSpec,
         constants: Constants,
     ) -> None:
-        """Have the run keep the founder's constants. Implements `Keeper`."""
+        """Have the run keep the founder's constants. Implements `ConstantsUploader`."""
         for constant in to_bring(model, joined.settings):
             keep = partial(self._keep, joined, constant, constants)
             retried(keep, DAMAGED_CONSTANT, sleep=self._line.runtime.sleep)

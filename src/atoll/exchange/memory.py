@@ -143,7 +143,7 @@ class MemoryRun:
             return reception
 
     def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
-        """Keep the founder's constants, as a copy. Implements `Keeper`."""
+        """Keep the founder's constants, as a copy. Implements `ConstantsUploader`."""
         received = {
             constant.digest: b"".join(verified(constant, constants.parts(constant)))
             for constant in to_bring(model, self.settings)

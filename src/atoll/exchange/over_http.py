@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # loading the adapters of stores takes time
     from atoll.store.client import TransferMeter
 
 
-class HttpLine:
-    """Sends calls to the coordinator of one run. Implements `CoordinatorLine`."""
+class HttpTransport:
+    """Sends calls to the coordinator of one run. Implements `CoordinatorTransport`."""
 
     def __init__(
         self,

@@ -103,7 +103,7 @@ class IslandHandle(Protocol):
     """
 
     membership: Membership
-    tally: IslandCounters
+    counters: IslandCounters
     has_left: bool
 
     @property
@@ -237,14 +237,14 @@ class UncountedWork(Protocol):
     def since(
         self,
         slot: IslandFragment,
-        flying: UpdateInFlight,
+        in_flight: UpdateInFlight,
         rest: UpdateInFlight,
         *,
         is_settled: bool,
     ) -> None:
-        """Reduce `rest` to the work since `flying` was sealed.
+        """Reduce `rest` to the work since `in_flight` was sealed.
 
-        Unless `flying` is settled, its residual goes with the rest.
+        Unless `in_flight` is settled, its residual goes with the rest.
         """
         ...
 

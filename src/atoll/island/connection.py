@@ -21,7 +21,7 @@ from atoll import security
 from atoll.errors import AtollError, Refused, Unreachable, UsageError
 from atoll.exchange import CollectiveRun, CoordinatorExchange
 from atoll.exchange.api import Info, parse_info
-from atoll.exchange.over_http import HttpLine
+from atoll.exchange.over_http import HttpTransport
 from atoll.http import BUSY, HttpClient, HttpReply
 from atoll.http.client import ConnectionBroken
 from atoll.island.environment import CredentialPaths
@@ -48,7 +48,7 @@ class CoordinatorConnection:
 
     exchange: CoordinatorExchange
     info: Info
-    _line: HttpLine
+    _line: HttpTransport
     costs: Callable[[], dict[str, float]]
     """Returns the measured link. Requests to a coordinator have no price."""
 
@@ -105,7 +105,9 @@ def connect(
         heartbeat_s,
     )
     meter = LinkMeter(runtime)
-    line = HttpLine(caller, runtime=runtime, headers=headers, run=info.run, meter=meter)
+    line = HttpTransport(
+        caller, runtime=runtime, headers=headers, run=info.run, meter=meter
+    )
     if key is None:
         key = connection_key(island, run=info.run, paths=paths)
     exchange = CoordinatorExchange(

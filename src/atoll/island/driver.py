@@ -48,7 +48,7 @@ class Driver:
         exchange: Exchange,
         joined: protocol.JoinReply,
         slots: list[IslandFragment],
-        tally: IslandCounters,
+        counters: IslandCounters,
         memory: IslandMemory,
         *,
         runtime: Runtime,
@@ -57,18 +57,18 @@ class Driver:
         deal: Deal | None = None,
     ) -> None:
         self._exchange, self._joined, self._slots = exchange, joined, slots
-        self._tally, self._runtime = tally, runtime
-        self.worker = SyncWorker(exchange, joined, slots, memory, tally, runtime)
+        self._counters, self._runtime = counters, runtime
+        self.worker = SyncWorker(exchange, joined, slots, memory, counters, runtime)
         self._departing = DepartureSender(
             exchange, self.worker, memory, is_async=joined.settings.sync.is_async
         )
         self._deal = deal
-        self.ledger = WorkLedger(joined, tally, deal)
+        self.ledger = WorkLedger(joined, counters, deal)
         self._live = LiveWeights(
             memory,
             joined.settings.sync,
             self.ledger,
-            tally,
+            counters,
             runtime=runtime,
         )
         self._memory = memory
@@ -90,25 +90,27 @@ class Driver:
 
         self._timer = StepTimer()
         self._wakes_at = protocol.wakes_at(self._state, self._plan)
-        for slot, book in zip(slots, self._state.books, strict=True):
+        for slot, sync_state in zip(slots, self._state.sync_states, strict=True):
             if slot.sealed is not None:
-                self.worker.resume(slot, book)
+                self.worker.resume(slot, sync_state)
 
     def save(self, *, is_exact: bool) -> SavedIsland:
         """Return this island for a checkpoint. The caller holds the slots' turns."""
         is_exact = is_exact and can_save_exactly(self._slots)
         fragments = self._memory.saving(
             self._slots,
-            trained=(self._tally.inner_steps, self._tally.tokens),
+            trained=(self._counters.inner_steps, self._counters.tokens),
             is_exact=is_exact,
         )
         if is_exact:
-            for fragment, book in zip(fragments, self._state.books, strict=True):
-                fragment.book = book
+            for fragment, sync_state in zip(
+                fragments, self._state.sync_states, strict=True
+            ):
+                fragment.sync_state = sync_state
         return save_island(
             self._joined,
             fragments,
-            self._tally,
+            self._counters,
             stride=self.stride,
             is_exact=is_exact,
             origin=self._slots[0].origin,
@@ -128,9 +130,9 @@ class Driver:
     def stepped(self) -> None:
         """Count one inner step, and perform the actions of its schedule step."""
         self._timer.end(self._runtime.now_s())
-        self._tally.inner_steps += 1
+        self._counters.inner_steps += 1
         if self._deal is not None:
-            self._deal.stepped(self._tally.inner_steps)
+            self._deal.stepped(self._counters.inner_steps)
         self.stride = self.stride.stepped()
         step = self.stride.step
         self.position = self._exchange.heartbeat(self._beat())
@@ -165,11 +167,13 @@ class Driver:
             self.failure = None
             self._end()
             return
-        for slot, book in zip(self._slots, self._state.books, strict=True):
+        for slot, sync_state in zip(self._slots, self._state.sync_states, strict=True):
             if not self._state.finished(slot.index):
                 continue  # a round takes it, or it was reported
-            if book.flight and slot.sealed is None:
-                self._send_rest(slot, book.flight.round)  # its seal was interrupted
+            if sync_state.flight and slot.sealed is None:
+                self._send_rest(
+                    slot, sync_state.flight.round
+                )  # its seal was interrupted
             else:
                 self.ledger.lose(slot)
 
@@ -186,7 +190,7 @@ class Driver:
                 case protocol.Resend(fragment, round):
                     self._departing.resend(
                         self._slots[fragment],
-                        self._state.books[fragment],
+                        self._state.sync_states[fragment],
                         self._beat((fragment, round)),
                     )
                 case protocol.PublishRest(fragment, round):
@@ -210,11 +214,11 @@ class Driver:
             if self._deal is not None:
                 self._deal.note_seal(slot.index)
         slot.sealed = self._live.seal(slot, round, is_awaited=is_awaited)
-        book = self._state.books[slot.index]
+        sync_state = self._state.sync_states[slot.index]
         if is_awaited:
-            self.worker.expect(slot, book)
+            self.worker.expect(slot, sync_state)
         else:
-            self.worker.send(slot, book)
+            self.worker.send(slot, sync_state)
 
     def _take(self, slot: IslandFragment, round: int) -> Sequence[protocol.Action]:
         """Wait for an outcome, and take it into the live weights."""
@@ -245,7 +249,7 @@ class Driver:
             position=self.position,
         )
         seen = position_at_outcome(
-            self.position, self._slots, self._state.books, outcome_taken
+            self.position, self._slots, self._state.sync_states, outcome_taken
         )
         return self._advance(replace(outcome_taken, position=seen))
 
@@ -258,10 +262,10 @@ class Driver:
             return self.worker.wait(sealed, self.worker.renewed(beat))
         finally:
             waited_s = self._runtime.now_s() - waits_from_s
-            self._tally.wait_s += waited_s
+            self._counters.wait_s += waited_s
             if sealed.sealed_at_s is not None and sealed.held_at_s is not None:
                 seconds = sealed.held_at_s - sealed.sealed_at_s
-                self._tally.note_exchange(slot.index, seconds, waited_s=waited_s)
+                self._counters.note_exchange(slot.index, seconds, waited_s=waited_s)
 
     def _adopt(
         self, slot: IslandFragment, sealed: UpdateInFlight, arrival: AppliedOutcome
@@ -315,7 +319,7 @@ class Driver:
 
     def _rest_round(self, fragment: int, round: int) -> int:
         """Return the round of the remaining work: that of an interrupted seal first."""
-        flight = self._state.books[fragment].flight
+        flight = self._state.sync_states[fragment].flight
         was_interrupted = flight and self._slots[fragment].sealed is None
         return flight.round if flight and was_interrupted else round
 
@@ -323,7 +327,7 @@ class Driver:
         """Send the work since the last seal as a departing update, if there is any."""
         if not (self.ledger.has_rest(slot) or self._memory.has_left_over(slot)):
             return
-        if self._state.books[slot.index].next_round <= slot.counted_through:
+        if self._state.sync_states[slot.index].next_round <= slot.counted_through:
             return  # repeated work: an update of an earlier incarnation contains it
         rest = self._live.seal(slot, round)
         if not self._departing.send_rest(slot, rest, self._beat((slot.index, round))):
@@ -346,12 +350,12 @@ class LiveWeights:
         memory: IslandMemory,
         sync: SyncSection,
         ledger: WorkLedger,
-        tally: IslandCounters,
+        counters: IslandCounters,
         *,
         runtime: Runtime,
     ) -> None:
         self._memory, self._sync = memory, sync
-        self._ledger, self._tally = ledger, tally
+        self._ledger, self._counters = ledger, counters
         self._runtime, self._numbers = runtime, count()
 
     def seal(
@@ -365,8 +369,8 @@ class LiveWeights:
             number=number,
             round=round,
             base=base,
-            inner_steps=self._tally.inner_steps,
-            tokens=self._tally.tokens,
+            inner_steps=self._counters.inner_steps,
+            tokens=self._counters.tokens,
             weight=self._ledger.weight(slot),
             cursor=b"" if is_awaited else self._ledger.cursor(slot),
             arrival=self._runtime.future(),
@@ -382,7 +386,7 @@ class LiveWeights:
     ) -> None:
         """Adopt the slot's anchor into the live weights, as decided by the outcome."""
         mode = adopt_mode(decision, self._sync)
-        is_untrained = sealed.inner_steps == self._tally.inner_steps
+        is_untrained = sealed.inner_steps == self._counters.inner_steps
         if mode == "rebase" and is_untrained:
             mode = "replace"
         with span("apply"):
@@ -484,7 +488,7 @@ class DepartureSender:
         self._is_async = is_async
 
     def resend(
-        self, slot: IslandFragment, book: FragmentSync, beat: protocol.Heartbeat
+        self, slot: IslandFragment, sync_state: FragmentSync, beat: protocol.Heartbeat
     ) -> None:
         """Publish the update in flight again, same bytes, marked departing.
 
@@ -509,7 +513,7 @@ class DepartureSender:
             slot.sealed = None  # too late: `send_rest` reports all of it as lost
             return
         if not sealed.arrival.done():
-            self._worker.receive(slot, sealed, book)
+            self._worker.receive(slot, sealed, sync_state)
         if sealed.outcome is not None:
             return
         # An earlier incarnation's update is staged, or the line has failed.
@@ -526,19 +530,19 @@ class DepartureSender:
         Its values are the weights at the seal, or as loaded, minus the live weights.
         Return False if no round has taken it: the work is lost.
         """
-        flying = slot.sealed
-        is_difference = flying is not None and (
-            flying.frame is not None or flying.outcome is not None
+        in_flight = slot.sealed
+        is_difference = in_flight is not None and (
+            in_flight.frame is not None or in_flight.outcome is not None
         )
-        if flying is not None and is_difference:
-            if _takes_rest_along(flying):
+        if in_flight is not None and is_difference:
+            if _takes_rest_along(in_flight):
                 return False
-            if flying.outcome is not None:
-                rest.round = flying.outcome.through + 1
+            if in_flight.outcome is not None:
+                rest.round = in_flight.outcome.through + 1
             # Rounds may have passed that an asynchronous update is not listed in.
             rest.round = max(rest.round, slot.held_round.round + 1)
-            is_settled = flying.outcome is not None
-            self._memory.since(slot, flying, rest, is_settled=is_settled)
+            is_settled = in_flight.outcome is not None
+            self._memory.since(slot, in_flight, rest, is_settled=is_settled)
         try:
             return self._send_departing(slot, rest, beat, is_difference=is_difference)
         except (OutcomeLost, RunEnded):
@@ -583,7 +587,7 @@ class DepartureSender:
             reception = self._worker.publish(frame)
             if reception is protocol.Reception.STAGED:
                 return None
-            if reception is protocol.Reception.SPOKEN_FOR and not self._is_async:
+            if reception is protocol.Reception.OTHER_STAGED and not self._is_async:
                 return header.round + 1
             beat = self._worker.renewed(beat)
             self._worker.publish_lost(self._exchange.heartbeat(beat, at_once=True))
@@ -625,11 +629,11 @@ def _warn_not_taken(header: Header) -> None:
     )
 
 
-def _takes_rest_along(flying: UpdateInFlight) -> bool:
+def _takes_rest_along(in_flight: UpdateInFlight) -> bool:
     """Return whether an outcome has settled the work since the seal as well."""
-    if flying.frame is not None and flying.frame.header.refused:
+    if in_flight.frame is not None and in_flight.frame.header.refused:
         return True
-    outcome = flying.outcome
+    outcome = in_flight.outcome
     return outcome is not None and outcome.decision in (
         protocol.WorkDecision.DROP,
         protocol.WorkDecision.REFUSE,

@@ -73,13 +73,13 @@ def _enter(
     if saved is not None and not joined.is_founder:
         island = saved.island
         return resume(exchange, memory, joined, island, saved.runtime)
-    tally, resumed = (
+    counters, resumed = (
         _founder(joined, saved.island) if saved else (IslandCounters(), None)
     )
     slots = [_slot(exchange, memory, joined, index) for index in range(len(layout))]
     for slot in slots:
-        slot.settle(tally.inner_steps, tally.tokens)
-    return EnteredIsland(joined=joined, slots=slots, tally=tally, resumed=resumed)
+        slot.settle(counters.inner_steps, counters.tokens)
+    return EnteredIsland(joined=joined, slots=slots, counters=counters, resumed=resumed)
 
 
 def _founder(
@@ -95,10 +95,10 @@ def _founder(
     steps, tokens = saved.progress
     reason = "the run is empty: it is founded with the weights of the checkpoint"
     resumed = ResumeReport(is_exact=False, reason=reason, saved=saved.progress)
-    tally = IslandCounters(
+    counters = IslandCounters(
         inner_steps=steps, tokens=tokens, earlier_steps=steps, earlier_tokens=tokens
     )
-    return tally, resumed
+    return counters, resumed
 
 
 def _slot(

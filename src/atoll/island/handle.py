@@ -34,9 +34,17 @@ class TrainedIsland(ABC):
     """Whether outcomes may be adopted outside of calls that return weights."""
 
     def __init__(
-        self, handle: IslandHandle, *, on_end: str, keeping: IslandCheckpoints | None
+        self,
+        handle: IslandHandle,
+        *,
+        on_end: str,
+        checkpointing: IslandCheckpoints | None,
     ) -> None:
-        self._handle, self._keeping, self._on_save = handle, keeping, OnSave()
+        self._handle, self._checkpointing, self._on_save = (
+            handle,
+            checkpointing,
+            OnSave(),
+        )
         self._has_saved_at_end, self._saves = False, handle.saves
         self._on_end = on_end
         self._termination = Termination()
@@ -76,7 +84,7 @@ class TrainedIsland(ABC):
     @property
     def inner_steps(self) -> int:
         """Inner steps of this island since it joined, or as its checkpoint counts."""
-        return self._handle.tally.inner_steps
+        return self._handle.counters.inner_steps
 
     @property
     def run_steps(self) -> int:
@@ -137,9 +145,9 @@ class TrainedIsland(ABC):
         plain = {name: self._detached(value) for name, value in metrics.items()}
         if self._evaluated_round is not None:
             loss = self._detached(loss)
-            self._handle.tally.note_anchor(self._evaluated_round, loss, plain)
+            self._handle.counters.note_anchor(self._evaluated_round, loss, plain)
             return
-        self._handle.tally.note_report(
+        self._handle.counters.note_report(
             tokens, self._detached(loss), plain, count=self._token_count
         )
         self._finish_saving()
@@ -150,7 +158,7 @@ class TrainedIsland(ABC):
 
         Reads a reported value, which may wait for a device.
         """
-        reported = self._handle.tally.reported
+        reported = self._handle.counters.reported
         return {
             "atoll/round": self.round,
             "atoll/run_steps": self.run_steps,
@@ -166,8 +174,8 @@ class TrainedIsland(ABC):
         """
         self._require_local()
         self._detach()
-        if self._keeping is not None and not self._handle.has_left:
-            self._keeping.leave()
+        if self._checkpointing is not None and not self._handle.has_left:
+            self._checkpointing.leave()
         self._handle.leave(depart=True, is_alone=False)
         self._close_keeping()
 
@@ -196,8 +204,12 @@ class TrainedIsland(ABC):
         departs = not is_error and not (error is not None and self._is_torn())
         is_alone = error is not None and not isinstance(error, RunEnded)
         try:
-            if self._keeping is not None and departs and not self._handle.has_left:
-                self._keeping.leave()
+            if (
+                self._checkpointing is not None
+                and departs
+                and not self._handle.has_left
+            ):
+                self._checkpointing.leave()
             if self._returns:
                 self._handle.pause()
             else:
@@ -221,12 +233,12 @@ class TrainedIsland(ABC):
     @property
     def _waits_for_loop(self) -> bool:
         """Whether the loop has not finished its own work after the inner step."""
-        return self._keeping is not None and self._keeping.is_unfinished
+        return self._checkpointing is not None and self._checkpointing.is_unfinished
 
     @property
     def _returns(self) -> bool:
         """Whether this incarnation is interrupted, and the next resumes exactly."""
-        is_exact = self._keeping is not None and self._keeping.is_exact
+        is_exact = self._checkpointing is not None and self._checkpointing.is_exact
         return is_exact and self._has_saved_at_end and not self.ended
 
     def _count_step(self) -> None:
@@ -234,8 +246,8 @@ class TrainedIsland(ABC):
         self._handle.stepped()
         if self._handle.must_stop:
             self._termination.heed()  # from here on saving may take long
-        if self._keeping is not None and not self.ended:
-            self._keeping.stepped()
+        if self._checkpointing is not None and not self.ended:
+            self._checkpointing.stepped()
         self._save_if_asked()
         if not (self._has_saved_at_end and self._waits_for_loop):
             self._raise_if_ended()
@@ -249,8 +261,8 @@ class TrainedIsland(ABC):
         if not is_last and not is_wanted:
             return
         self._has_saved_at_end |= is_last
-        if self._keeping is not None:
-            self._keeping.save_last()
+        if self._checkpointing is not None:
+            self._checkpointing.save_last()
         if not self._waits_for_loop:
             self._tell_savers()
         else:
@@ -258,23 +270,23 @@ class TrainedIsland(ABC):
 
     def _finish_saving(self) -> None:
         """Finish a checkpoint, and end the loop if it was the last one."""
-        if self._keeping is None or not self._keeping.is_unfinished:
+        if self._checkpointing is None or not self._checkpointing.is_unfinished:
             return
-        self._keeping.finish()
+        self._checkpointing.finish()
         if self._is_asked_to_save:
             self._is_asked_to_save = False
             self._tell_savers()
             self._raise_if_ended()
 
     def _tell_savers(self) -> None:
-        if self._keeping is not None:
-            self._keeping.wait()
+        if self._checkpointing is not None:
+            self._checkpointing.wait()
         self._on_save()
 
     def _close_keeping(self, *, is_broken: bool = False) -> None:
-        if self._keeping is not None:
-            keeping, self._keeping = self._keeping, None
-            keeping.abandon() if is_broken else keeping.close()
+        if self._checkpointing is not None:
+            checkpointing, self._checkpointing = self._checkpointing, None
+            checkpointing.abandon() if is_broken else checkpointing.close()
 
     def _require_local(self) -> None:
         if self._evaluated_round is not None:

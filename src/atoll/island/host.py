@@ -71,7 +71,11 @@ class Host:
             saved=ResumeSource(saved, self._runtime) if saved else None,
             publish_constants=publish_constants,
         )
-        self.joined, self.slots, self.tally = entry.joined, entry.slots, entry.tally
+        self.joined, self.slots, self.counters = (
+            entry.joined,
+            entry.slots,
+            entry.counters,
+        )
         self.resumed = entry.resumed
         """How the island was resumed; None without a checkpoint."""
 
@@ -90,7 +94,7 @@ class Host:
             exchange,
             self.joined,
             self.slots,
-            self.tally,
+            self.counters,
             memory,
             runtime=self._runtime,
             state=entry.state,
@@ -118,7 +122,7 @@ class Host:
 
     @property
     def trained(self) -> tuple[int, int]:
-        return self.tally.inner_steps, self.tally.tokens
+        return self.counters.inner_steps, self.counters.tokens
 
     @property
     def saves(self) -> int:
@@ -130,13 +134,16 @@ class Host:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        return self.tally.metrics()
+        return self.counters.metrics()
 
     @property
     def progress(self) -> tuple[int, int]:
         """The inner steps and tokens of all incarnations of this island."""
-        joined, tally = self.joined, self.tally
-        return joined.inner_steps + tally.inner_steps, joined.tokens + tally.tokens
+        joined, counters = self.joined, self.counters
+        return (
+            joined.inner_steps + counters.inner_steps,
+            joined.tokens + counters.tokens,
+        )
 
     @property
     def settled_steps(self) -> int:
@@ -202,7 +209,7 @@ class Host:
         if self._is_over() or self.must_stop:
             return False
         settled = [slot.settled_steps for slot in self.slots]
-        if may_sync and self.tally.inner_steps > min(settled):
+        if may_sync and self.counters.inner_steps > min(settled):
             self.sync_now()
         else:
             self._driver.beat_at_once()
@@ -210,7 +217,7 @@ class Host:
         return not (self._is_over() or self.must_stop)
 
     def count_tokens(self, tokens: int) -> None:
-        self.tally.tokens += tokens
+        self.counters.tokens += tokens
 
     def stepped(self) -> None:
         """Count one inner step, and synchronise the fragments that are due.
@@ -273,7 +280,7 @@ class Host:
 
     def stats(self) -> Stats:
         """Return the statistics that the run shows of this island."""
-        return self.tally.stats(self._runtime.now_s() - self._joined_at_s)
+        return self.counters.stats(self._runtime.now_s() - self._joined_at_s)
 
     def read_anchor(self, fragment: int) -> tuple[F32, int]:
         """Return a copy of a fragment's anchor, and its round."""
@@ -294,9 +301,11 @@ class Host:
             self._exchange.leave(self.joined.island, self.joined.incarnation)
 
     def _log_summary(self) -> None:
-        has_lost = self.tally.dropped_steps or self.tally.refused
+        has_lost = self.counters.dropped_steps or self.counters.refused
         level = logging.WARNING if has_lost else logging.INFO
-        log.log(level, "island %s left: %s", self.joined.island, self.tally.summary())
+        log.log(
+            level, "island %s left: %s", self.joined.island, self.counters.summary()
+        )
 
     def _is_over(self) -> bool:
         if self._driver.failure is not None:

@@ -35,7 +35,7 @@ from atoll.errors import (
     UsageError,
 )
 from atoll.exchange import Frame, MemoryRun, Outcome
-from atoll.exchange.base import Constants, Dealer, Keeper, KeepingExchange
+from atoll.exchange.base import Constants, ConstantsUploader, Dealer, FoundingExchange
 from atoll.island import environment
 from atoll.island.base import IslandMemory, ParameterView
 from atoll.island.entry import PublishConstants
@@ -83,17 +83,17 @@ def join_run(
     model: protocol.ModelSpec,
     *,
     island: str | None,
-    keeping: EarlierIncarnation | None = None,
+    checkpointing: EarlierIncarnation | None = None,
     memory: IslandMemory | None = None,
     constants: Constants | None = None,
     bundle: str = "",
 ) -> Host:
     """Join a run, and return the host for the live weights `view`.
 
-    With `keeping` the island resumes the checkpoint that was restored. `memory` holds
-    the weights if several processes do. `constants` are those of the model, which a
-    founder publishes if given. `bundle` is the digest of the run's bundle that the
-    model was built from, if any.
+    With `checkpointing` the island resumes the checkpoint that was restored. `memory`
+    holds the weights if several processes do. `constants` are those of the model,
+    which a founder publishes if given. `bundle` is the digest of the run's bundle that
+    the model was built from, if any.
 
     SIGTERM meanwhile leaves the run and ends the process, with exit code 0.
 
@@ -107,8 +107,8 @@ def join_run(
     if run == "none":
         run = MemoryRun(_alone())
     if isinstance(run, MemoryRun):
-        request = _request(model, island, keeping, bundle)
-        joining = _JoiningIsland(request, keeping, memory, constants)
+        request = _request(model, island, checkpointing, bundle)
+        joining = _JoiningIsland(request, checkpointing, memory, constants)
         return joining.host(run, view, leaving=ExitStack())
     if not run:
         raise UsageError(
@@ -117,9 +117,9 @@ def join_run(
         )
     island = island or environment.island_from_environment()
     # The key of an island without a name is beside its checkpoints.
-    key = keeping.key() if keeping and island is None else None
-    request = _request(model, island, keeping, bundle)
-    joining = _JoiningIsland(request, keeping, memory, constants, key)
+    key = checkpointing.key() if checkpointing and island is None else None
+    request = _request(model, island, checkpointing, bundle)
+    joining = _JoiningIsland(request, checkpointing, memory, constants, key)
     return _join_remote(run, view, joining)
 
 
@@ -128,14 +128,14 @@ class _JoiningIsland:
     """The parts of an island that is about to join or to resume."""
 
     request: protocol.JoinRequest
-    keeping: EarlierIncarnation | None
+    checkpointing: EarlierIncarnation | None
     memory: IslandMemory | None
     constants: Constants | None
     key: bytes | None = None
 
     def host(
         self,
-        exchange: KeepingExchange,
+        exchange: FoundingExchange,
         view: ParameterView,
         *,
         leaving: AbstractContextManager[object],
@@ -145,12 +145,12 @@ class _JoiningIsland:
             view,
             self.request,
             leaving=leaving,
-            saved=self.keeping.saved if self.keeping else None,
+            saved=self.checkpointing.saved if self.checkpointing else None,
             memory=self.memory,
             publish_constants=self._publisher_for(exchange),
         )
 
-    def _publisher_for(self, keeper: Keeper) -> PublishConstants | None:
+    def _publisher_for(self, keeper: ConstantsUploader) -> PublishConstants | None:
         """Return the function by which a founder publishes its constants, if any."""
         constants, model = self.constants, self.request.model
         if constants is None:
@@ -168,13 +168,13 @@ def is_alone(run: object) -> bool:
 def _request(
     model: protocol.ModelSpec,
     island: str | None,
-    keeping: EarlierIncarnation | None,
+    checkpointing: EarlierIncarnation | None,
     bundle: str,
 ) -> protocol.JoinRequest:
     """Return the join request, with the island's name of the checkpoint if any."""
-    saved = keeping.saved if keeping else None
+    saved = checkpointing.saved if checkpointing else None
     name = saved.island if island is None and saved else island
-    returns = keeping is not None and keeping.is_exact
+    returns = checkpointing is not None and checkpointing.is_exact
     return protocol.JoinRequest(
         model=model, island=name, returns=returns, bundle=bundle
     )
@@ -184,7 +184,7 @@ def _join_remote(
     run: CollectiveRun | str, view: ParameterView, joining: _JoiningIsland
 ) -> Host:
     use_exit_codes()
-    with Termination(heed_s=0.0) as termination:
+    with Termination(grace_s=0.0) as termination:
         try:
             host = _enter(run, view, joining)
             termination.heed()
@@ -214,7 +214,7 @@ def _enter(
         summary(host.joined.settings),
     )
     connection.exchange.stats = host.stats
-    host.tally.costs = connection.costs
+    host.counters.costs = connection.costs
     return host
 
 
@@ -331,7 +331,7 @@ class RunConnection:
             )
 
 
-class RunLocation(KeepingExchange, Protocol):
+class RunLocation(FoundingExchange, Protocol):
     """An exchange with a run at one address, as one island uses it."""
 
     stats: Callable[[], protocol.Stats] | None
@@ -396,7 +396,7 @@ class FollowingExchange:
         model: protocol.ModelSpec,
         constants: Constants,
     ) -> None:
-        """Have the run keep the founder's constants. Implements `Keeper`."""
+        """Have the run keep the founder's constants. Implements `ConstantsUploader`."""
         self._call(lambda location: location.keep(joined, model, constants))
 
     def publish(self, frame: Frame) -> protocol.Reception:

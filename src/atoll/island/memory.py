@@ -132,14 +132,14 @@ class WholeMemory:
     def since(
         self,
         slot: IslandFragment,
-        flying: UpdateInFlight,
+        in_flight: UpdateInFlight,
         rest: UpdateInFlight,
         *,
         is_settled: bool,
     ) -> None:
         if not is_settled:
-            slot.residual = flying.residual_after
-        np.subtract(flying.base, rest.base, out=rest.base)
+            slot.residual = in_flight.residual_after
+        np.subtract(in_flight.base, rest.base, out=rest.base)
 
     def has_left_over(self, slot: IslandFragment) -> bool:
         return slot.has_left_over()

@@ -348,10 +348,10 @@ class WorkLedger:
     """Updates the counters of an island by the outcomes of its updates."""
 
     def __init__(
-        self, joined: JoinReply, tally: IslandCounters, deal: Deal | None = None
+        self, joined: JoinReply, counters: IslandCounters, deal: Deal | None = None
     ) -> None:
         self._island, self._settings = joined.island, joined.settings
-        self._tally, self._deal = tally, deal
+        self._counters, self._deal = counters, deal
 
     def weight(self, slot: IslandFragment) -> int:
         """Return the weight of an update that is sealed now.
@@ -363,8 +363,8 @@ class WorkLedger:
         if not by_tokens and self._settings.run.end_tokens is None:
             return 1
         settled_steps, settled_tokens = self._settled(slot)
-        tokens = self._tally.tokens - settled_tokens
-        if tokens < 1 and self._tally.inner_steps > settled_steps:
+        tokens = self._counters.tokens - settled_tokens
+        if tokens < 1 and self._counters.inner_steps > settled_steps:
             key = "outer.weight='tokens'" if by_tokens else "run.end_tokens"
             raise UsageError(
                 f"Island {self._island!r} has reported {tokens} tokens since its "
@@ -378,15 +378,19 @@ class WorkLedger:
         if self._deal is None:
             return b""
         settled_steps, _ = self._settled(slot)
-        flying = slot.sealed
-        if flying is not None and flying.frame is None and flying.outcome is None:
+        in_flight = slot.sealed
+        if (
+            in_flight is not None
+            and in_flight.frame is None
+            and in_flight.outcome is None
+        ):
             settled_steps = slot.settled_steps  # its seal was interrupted
-        return self._deal.cursor(settled_steps, self._tally.inner_steps)
+        return self._deal.cursor(settled_steps, self._counters.inner_steps)
 
     def has_rest(self, slot: IslandFragment) -> bool:
         """Return whether inner steps of a fragment are in no update."""
         settled_steps, _ = self._settled(slot)
-        return self._tally.inner_steps != settled_steps
+        return self._counters.inner_steps != settled_steps
 
     def count(
         self, slot: IslandFragment, sealed: UpdateInFlight, arrival: AppliedOutcome
@@ -394,23 +398,23 @@ class WorkLedger:
         """Enter the outcome of an update."""
         match arrival.decision:
             case WorkDecision.ADOPT | WorkDecision.REBASE:
-                self._tally.counted += 1
+                self._counters.counted += 1
                 slot.settle(sealed.inner_steps, sealed.tokens)
             case WorkDecision.CARRY:
-                self._tally.carried += 1
+                self._counters.carried += 1
             case WorkDecision.DROP:
-                self._tally.counted += arrival.verdict is Verdict.COUNTED
-                self._tally.dropped += 1
+                self._counters.counted += arrival.verdict is Verdict.COUNTED
+                self._counters.dropped += 1
                 if arrival.reason:
                     self._warn_counted_already(slot, arrival)
                 else:
                     self._warn_dropped(slot, sealed, arrival.verdict)
                     self._drop_rows(slot, slot.settled_steps)
-                slot.settle(self._tally.inner_steps, self._tally.tokens)
+                slot.settle(self._counters.inner_steps, self._counters.tokens)
             case WorkDecision.REFUSE:
-                self._tally.refused += 1
+                self._counters.refused += 1
                 self._drop_rows(slot, sealed.inner_steps)
-                slot.settle(self._tally.inner_steps, self._tally.tokens)
+                slot.settle(self._counters.inner_steps, self._counters.tokens)
                 self._warn_refused(slot, sealed, arrival)
 
     def lose(self, slot: IslandFragment) -> None:
@@ -433,16 +437,16 @@ class WorkLedger:
     def end(self, slots: list[IslandFragment]) -> None:
         """Count the inner steps that the run has ended without."""
         last = min(slot.settled_steps for slot in slots)
-        self._tally.not_counted_steps = self._tally.inner_steps - last
+        self._counters.not_counted_steps = self._counters.inner_steps - last
 
     def _settled(self, slot: IslandFragment) -> tuple[int, int]:
         """Return the inner steps and tokens that no further update has to hold."""
-        flying = slot.sealed
-        if flying is None or (
-            flying.outcome and flying.outcome.decision is WorkDecision.CARRY
+        in_flight = slot.sealed
+        if in_flight is None or (
+            in_flight.outcome and in_flight.outcome.decision is WorkDecision.CARRY
         ):
             return slot.settled_steps, slot.settled_tokens
-        return flying.inner_steps, flying.tokens
+        return in_flight.inner_steps, in_flight.tokens
 
     def _unsettled(self, slot: IslandFragment) -> tuple[int, int]:
         """Return the inner steps and tokens that are in no update of a fragment.
@@ -450,24 +454,24 @@ class WorkLedger:
         An update in flight whose outcome is an error counts as none.
         """
         steps, tokens = self._settled(slot)
-        flying = slot.sealed
-        if flying and flying.arrival.done() and flying.arrival.exception():
+        in_flight = slot.sealed
+        if in_flight and in_flight.arrival.done() and in_flight.arrival.exception():
             steps, tokens = slot.settled_steps, slot.settled_tokens
-        return self._tally.inner_steps - steps, self._tally.tokens - tokens
+        return self._counters.inner_steps - steps, self._counters.tokens - tokens
 
     def _drop_rows(self, slot: IslandFragment, settled_steps: int) -> None:
         """Note the rows of inner steps whose work is lost, and that no round has."""
         if self._deal is not None:
-            self._deal.drop(slot.index, settled_steps, self._tally.inner_steps)
+            self._deal.drop(slot.index, settled_steps, self._counters.inner_steps)
 
     def _note_lost(self, steps: int) -> None:
-        self._tally.not_counted_steps = max(self._tally.not_counted_steps, steps)
+        self._counters.not_counted_steps = max(self._counters.not_counted_steps, steps)
 
     def _warn_counted_already(
         self, slot: IslandFragment, arrival: AppliedOutcome
     ) -> None:
-        steps = self._tally.inner_steps - slot.settled_steps
-        tokens = self._tally.tokens - slot.settled_tokens
+        steps = self._counters.inner_steps - slot.settled_steps
+        tokens = self._counters.tokens - slot.settled_tokens
         warnings.warn(
             f"Island {self._island!r} takes the anchor of fragment {slot.index}, and "
             f"drops {steps} inner steps with {tokens} tokens since its checkpoint: "
@@ -482,10 +486,12 @@ class WorkLedger:
         if verdict is Verdict.COUNTED:
             # It counted rounds ago: only the work since its seal is dropped.
             slot.settle(sealed.inner_steps, sealed.tokens)
-        steps = self._tally.inner_steps - slot.settled_steps
-        tokens = self._tally.tokens - slot.settled_tokens
+        steps = self._counters.inner_steps - slot.settled_steps
+        tokens = self._counters.tokens - slot.settled_tokens
         slot.dropped_steps += steps
-        self._tally.dropped_steps = max(self._tally.dropped_steps, slot.dropped_steps)
+        self._counters.dropped_steps = max(
+            self._counters.dropped_steps, slot.dropped_steps
+        )
         log.warning(
             "island %s missed round %d of fragment %d, after %d others in a row: %d "
             "inner steps with %d tokens are dropped, and its weights are the anchor's. "

@@ -54,9 +54,9 @@ class ReceiptReader:
         exchange: Exchange,
         joined: protocol.JoinReply,
         memory: IslandMemory,
-        tally: IslandCounters,
+        counters: IslandCounters,
     ) -> None:
-        self._exchange, self._memory, self._tally = exchange, memory, tally
+        self._exchange, self._memory, self._counters = exchange, memory, counters
         self._island = joined.island
         self._has_windows = joined.settings.sync.dynamic_local_updates
         self._progress: dict[int, _Progress] = {}
@@ -65,7 +65,7 @@ class ReceiptReader:
         self,
         slot: IslandFragment,
         sealed: UpdateInFlight,
-        book: FragmentSync,
+        sync_state: FragmentSync,
         *,
         wait_s: float,
     ) -> bool:
@@ -78,7 +78,7 @@ class ReceiptReader:
             RunEnded: the next round never opens.
         """
         if self._is_far_behind(slot):
-            return self._take_state(slot, sealed, book)
+            return self._take_state(slot, sealed, sync_state)
         round = slot.state.round + 1
         with span("outcome"):
             outcome = self._exchange.outcome(slot.index, round, wait_s=wait_s)
@@ -90,25 +90,25 @@ class ReceiptReader:
             0 if outcome.is_made_of_updates else header.body_bytes,
         )
         if not outcome.has_body:
-            return self._take_state(slot, sealed, book)
+            return self._take_state(slot, sealed, sync_state)
         with span("digest"):
             wire.verify_body(header, outcome.agreed.body)
-        self._tally.bytes_down += wire.frame_bytes(header)
+        self._counters.bytes_down += wire.frame_bytes(header)
         try:
             with slot.turn:
                 self._apply(slot, sealed, outcome)
-                self._note(slot, sealed, book, outcome)
+                self._note(slot, sealed, sync_state, outcome)
         except CorruptError as exc:
             log.warning(
                 "fragment %d takes the run's state instead of its outcome: %s",
                 slot.index,
                 exc,
             )
-            return self._take_state(slot, sealed, book)
+            return self._take_state(slot, sealed, sync_state)
         return True
 
     def take_rest(
-        self, slot: IslandFragment, sealed: UpdateInFlight, book: FragmentSync
+        self, slot: IslandFragment, sealed: UpdateInFlight, sync_state: FragmentSync
     ) -> None:
         """Take the rounds that were over at the receipt; on an error, those so far.
 
@@ -117,7 +117,7 @@ class ReceiptReader:
         progress = self._progress[slot.index]
         with suppress(AtollError):
             while slot.state.round + 1 < progress.open_round and self.take_next(
-                slot, sealed, book, wait_s=0.0
+                slot, sealed, sync_state, wait_s=0.0
             ):
                 pass
 
@@ -139,7 +139,7 @@ class ReceiptReader:
             slot.note_held()
 
     def _take_state(
-        self, slot: IslandFragment, sealed: UpdateInFlight, book: FragmentSync
+        self, slot: IslandFragment, sealed: UpdateInFlight, sync_state: FragmentSync
     ) -> bool:
         """Take the run's state, and look for the update in the rosters up to it.
 
@@ -152,7 +152,7 @@ class ReceiptReader:
         progress = self._progress.pop(slot.index)
         if not outcomes or len(outcomes) < len(passed):
             return False
-        self._tally.bytes_down += _state_bytes(slot)
+        self._counters.bytes_down += _state_bytes(slot)
         self._progress[slot.index] = replace(
             progress, open_round=outcomes[-1].position.rounds[slot.index]
         )
@@ -164,7 +164,7 @@ class ReceiptReader:
                 slot.outcomes.extend(outcome.agreed.header for outcome in outcomes)
                 slot.note_held()
             for outcome in outcomes:
-                self._note(slot, sealed, book, outcome)
+                self._note(slot, sealed, sync_state, outcome)
         return True
 
     def _roster_of(self, slot: IslandFragment, round: int) -> Outcome | None:
@@ -186,7 +186,7 @@ class ReceiptReader:
         self,
         slot: IslandFragment,
         sealed: UpdateInFlight,
-        book: FragmentSync,
+        sync_state: FragmentSync,
         outcome: Outcome,
     ) -> None:
         """Note what an outcome in the state says of an update. Holds `slot.turn`."""
@@ -194,7 +194,7 @@ class ReceiptReader:
         roster = header.roster
         assert roster is not None
         if sealed.receipt is not None:
-            self._note_passed(slot, sealed, book, outcome)
+            self._note_passed(slot, sealed, sync_state, outcome)
             return
         judge_held_back(self._memory, slot, header, island=self._island)
         digest = b""
@@ -209,7 +209,7 @@ class ReceiptReader:
         sealed.listed = header.round
         sealed.receipt = AppliedOutcome(
             decision=protocol.decide(
-                book, verdict, through=slot.state.round, listed=header.round
+                sync_state, verdict, through=slot.state.round, listed=header.round
             ),
             verdict=verdict,
             reason=entry.reason if entry and is_own else "",
@@ -222,7 +222,7 @@ class ReceiptReader:
         self,
         slot: IslandFragment,
         sealed: UpdateInFlight,
-        book: FragmentSync,
+        sync_state: FragmentSync,
         outcome: Outcome,
     ) -> None:
         """Note that one more round is in the state since the receipt."""
@@ -231,7 +231,7 @@ class ReceiptReader:
         sealed.receipt = replace(
             receipt,
             decision=protocol.decide(
-                book, receipt.verdict, through=through, listed=sealed.listed
+                sync_state, receipt.verdict, through=through, listed=sealed.listed
             ),
             through=through,
             position=outcome.position,

@@ -69,7 +69,7 @@ class EnteredIsland:
     stride: Stride | None = None
     """None: that of a new island, with the window of the join reply."""
 
-    tally: IslandCounters = field(default_factory=IslandCounters)
+    counters: IslandCounters = field(default_factory=IslandCounters)
     resumed: ResumeReport | None = None
     deal: SavedDeal | None = None
     """The rows of the restored work, or all rows of an island that resumes exactly."""
@@ -191,8 +191,10 @@ def _exact(
         _slot(memory, joined, fragment, saved.origin, runtime)
         for fragment in saved.fragments
     ]
-    books = tuple(
-        fragment.book for fragment in saved.fragments if fragment.book is not None
+    sync_states = tuple(
+        fragment.sync_state
+        for fragment in saved.fragments
+        if fragment.sync_state is not None
     )
     sync_every = joined.settings.sync.sync_every
     stride = saved.stride or Stride(sync_every, sync_every, since=saved.step)
@@ -200,10 +202,12 @@ def _exact(
         joined=joined,
         slots=slots,
         state=IslandState(
-            step=stride.step, books=books, last_round=joined.position.last_round
+            step=stride.step,
+            sync_states=sync_states,
+            last_round=joined.position.last_round,
         ),
         stride=stride,
-        tally=_tally(saved),
+        counters=_counters(saved),
         resumed=ResumeReport(
             is_exact=True, saved=saved.progress, counted=_counted(joined, saved)
         ),
@@ -211,11 +215,11 @@ def _exact(
     )
 
 
-def _tally(saved: SavedIsland) -> IslandCounters:
-    tally = IslandCounters(inner_steps=saved.inner_steps, tokens=saved.tokens)
+def _counters(saved: SavedIsland) -> IslandCounters:
+    counters = IslandCounters(inner_steps=saved.inner_steps, tokens=saved.tokens)
     for name in COUNTERS:
-        setattr(tally, name, saved.counters.get(name, 0))
-    return tally
+        setattr(counters, name, saved.counters.get(name, 0))
+    return counters
 
 
 def _rejoined_tally(
@@ -289,7 +293,7 @@ def _resume_counters(
     return EnteredIsland(
         joined=replace(joined, inner_steps=0, tokens=0),
         slots=slots,
-        tally=_rejoined_tally(
+        counters=_rejoined_tally(
             progress, _minus(progress, _minus(counted, saved.earlier))
         ),
         resumed=ResumeReport(
@@ -344,7 +348,7 @@ def _rejoined(
     return EnteredIsland(
         joined=replace(joined, inner_steps=0, tokens=0),
         slots=slots,
-        tally=_rejoined_tally(progress, earlier),
+        counters=_rejoined_tally(progress, earlier),
         resumed=ResumeReport(
             is_exact=False,
             reason=reason,

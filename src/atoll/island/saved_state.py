@@ -104,7 +104,7 @@ class SavedFragment:
     """Exact state: the anchor and its moments."""
 
     count: int = 0
-    book: FragmentSync | None = None
+    sync_state: FragmentSync | None = None
     """Exact state: the machine's state of the fragment."""
 
 
@@ -225,17 +225,17 @@ def _fragment_tree(saved: SavedFragment) -> Tree:
     return {
         **{name: getattr(saved, name) for name in _FRAGMENT_FIELDS},
         "update": _update_tree(saved.update) if saved.update else None,
-        "book": asdict(saved.book) if saved.book else None,
+        "book": asdict(saved.sync_state) if saved.sync_state else None,
     }
 
 
 def _fragment(index: int, tree: Mapping[str, Any]) -> SavedFragment:
-    update, book = tree["update"], tree["book"]
+    update, sync_state = tree["update"], tree["book"]
     return SavedFragment(
         index=index,
         **{name: tree[name] for name in _FRAGMENT_FIELDS},
         update=_update(update) if update else None,
-        book=_book(book) if book else None,
+        sync_state=_book(sync_state) if sync_state else None,
     )
 
 

@@ -1,9 +1,9 @@
 """How an island's process ends: by SIGTERM between two inner steps, or by an error.
 
-Rule 1: the first SIGTERM is a request. The loop has `heed_s` to reach its next inner
+Rule 1: the first SIGTERM is a request. The loop has `grace_s` to reach its next inner
         step; a loop that does not is interrupted.
 Rule 2: the second has its default effect: it ends the process immediately. A signal
-        within `ALIKE_S` of the first is taken for the same request.
+        within `SAME_SIGNAL_S` of the first is taken for the same request.
 Rule 3: a program that handles SIGTERM itself keeps doing so.
 Rule 4: an uncaught AtollError ends the process with the exit code of the command line
         (5 for bytes that do not verify), after its traceback.
@@ -23,11 +23,11 @@ from typing import Self
 
 from atoll.errors import AtollError, exit_code
 
-HEED_S = 5.0
+STOP_GRACE_S = 5.0
 """How long a loop may take to its next inner step: schedulers often kill 30 s after
 SIGTERM, and leaving the run needs most of that."""
 
-ALIKE_S = 2.0
+SAME_SIGNAL_S = 2.0
 """Time after the first SIGTERM in which others are ignored: Slurm signals every process
 of a task, and torchrun signals its ranks again."""
 
@@ -44,12 +44,12 @@ class Interrupted(BaseException):
 class Termination:
     """Turns SIGTERM into `is_asked` while the block runs.
 
-    With `heed_s` 0 the block is interrupted immediately.
+    With `grace_s` 0 the block is interrupted immediately.
     Only in the main thread, where Python handles signals; elsewhere nothing changes.
     """
 
-    def __init__(self, *, heed_s: float = HEED_S) -> None:
-        self._heed_s = heed_s
+    def __init__(self, *, grace_s: float = STOP_GRACE_S) -> None:
+        self._grace_s = grace_s
         self._is_asked = False
         self._asked_at_s = 0.0
         self._is_installed = False
@@ -87,11 +87,11 @@ class Termination:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._is_asked:
             self._is_asked, self._asked_at_s = True, time.monotonic()
-            if not self._heed_s and not self._is_heeded.is_set():
+            if not self._grace_s and not self._is_heeded.is_set():
                 raise Interrupted("SIGTERM came.")
             self._requests.put(True)
         elif not self._is_own:
-            if time.monotonic() < self._asked_at_s + ALIKE_S:
+            if time.monotonic() < self._asked_at_s + SAME_SIGNAL_S:
                 return
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -101,12 +101,12 @@ class Termination:
                 raise Interrupted("SIGTERM came, and no inner step ended since.")
 
     def _watch(self) -> None:
-        """Interrupt the thread that trains if the loop does not end in `heed_s`.
+        """Interrupt the thread that trains if the loop does not end in `grace_s`.
 
         The second signal runs `_handle` in that thread, even if it waits for a lock or
         for I/O. After the end of the loop it has no effect.
         """
-        if self._requests.get() and not self._is_heeded.wait(self._heed_s):
+        if self._requests.get() and not self._is_heeded.wait(self._grace_s):
             self._is_own = True
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 

@@ -49,7 +49,7 @@ def pause_outcomes(slots: Sequence[IslandFragment]) -> Iterator[None]:
 def save_island(
     joined: JoinReply,
     fragments: list[SavedFragment],
-    tally: IslandCounters,
+    counters: IslandCounters,
     *,
     stride: Stride,
     is_exact: bool,
@@ -66,13 +66,13 @@ def save_island(
         incarnation=joined.incarnation,
         origin=origin or joined.incarnation,
         step=stride.step,
-        inner_steps=tally.inner_steps,
-        tokens=tally.tokens,
+        inner_steps=counters.inner_steps,
+        tokens=counters.tokens,
         before_steps=joined.inner_steps,
         before_tokens=joined.tokens,
         is_exact=is_exact,
         fragments=fragments,
-        counters={name: getattr(tally, name) for name in COUNTERS},
+        counters={name: getattr(counters, name) for name in COUNTERS},
         stride=None if stride.is_full else stride,
         deal=deal,
     )
@@ -185,7 +185,7 @@ def _as_work(
         update=update,
         difference=local,
         vectors=(),
-        book=None,
+        sync_state=None,
     )
 
 

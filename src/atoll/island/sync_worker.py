@@ -52,14 +52,14 @@ class SyncWorker:
         joined: protocol.JoinReply,
         slots: Sequence[IslandFragment],
         memory: IslandMemory,
-        tally: IslandCounters,
+        counters: IslandCounters,
         runtime: Runtime,
     ) -> None:
         self._exchange, self._joined, self._slots = exchange, joined, slots
-        self._memory, self._tally = memory, tally
+        self._memory, self._counters = memory, counters
         self._decay = joined.settings.wire.error_feedback_decay
         self._is_async = joined.settings.sync.is_async
-        self._receipts = ReceiptReader(exchange, joined, memory, tally)
+        self._receipts = ReceiptReader(exchange, joined, memory, counters)
         self._stops = False
         self._sealing = threading.Lock()
         self._runtime = runtime
@@ -67,25 +67,25 @@ class SyncWorker:
         self._sender = Worker(runtime, f"atoll-{joined.island}-send")
         self._receiver = Worker(runtime, f"atoll-{joined.island}-receive")
 
-    def send(self, slot: IslandFragment, book: FragmentSync) -> None:
+    def send(self, slot: IslandFragment, sync_state: FragmentSync) -> None:
         """Start to encode and publish `slot.sealed`, and to wait for its outcome."""
-        self._sender.submit(self._send, slot, book)
+        self._sender.submit(self._send, slot, sync_state)
 
-    def expect(self, slot: IslandFragment, book: FragmentSync) -> None:
+    def expect(self, slot: IslandFragment, sync_state: FragmentSync) -> None:
         """Wait for an outcome without an update: an earlier incarnation sent one."""
         assert slot.sealed is not None
-        self._receiver.submit(self.receive, slot, slot.sealed, book)
+        self._receiver.submit(self.receive, slot, slot.sealed, sync_state)
 
-    def resume(self, slot: IslandFragment, book: FragmentSync) -> None:
+    def resume(self, slot: IslandFragment, sync_state: FragmentSync) -> None:
         """Continue with an update that a checkpoint holds."""
         sealed = slot.sealed
         assert sealed is not None
         if sealed.arrival.done():
             return
         if sealed.is_awaited:
-            self.expect(slot, book)
+            self.expect(slot, sync_state)
         else:
-            self.send(slot, book)
+            self.send(slot, sync_state)
 
     def wait(
         self, sealed: UpdateInFlight, beat: protocol.Heartbeat
@@ -125,7 +125,7 @@ class SyncWorker:
             waits_for = fragment, holds[fragment].round + 1
         return replace(beat, holds=holds, waits_for=waits_for)
 
-    def _send(self, slot: IslandFragment, book: FragmentSync) -> None:
+    def _send(self, slot: IslandFragment, sync_state: FragmentSync) -> None:
         sealed = slot.sealed
         assert sealed is not None
         try:
@@ -135,7 +135,7 @@ class SyncWorker:
         except BaseException as exc:  # the thread that trains must learn of it
             sealed.arrival.set_exception(exc)
             return
-        self._receiver.submit(self.receive, slot, sealed, book)
+        self._receiver.submit(self.receive, slot, sealed, sync_state)
 
     def finish_seals(self) -> None:
         """Encode every update that waits to be sent, so that a checkpoint has it.
@@ -189,7 +189,7 @@ class SyncWorker:
         norm: float = 0.0,
         refused: str = "",
     ) -> wire.Header:
-        joined, tally = self._joined, self._tally
+        joined, counters = self._joined, self._counters
         with span("digest"):
             # Computed again, not cached: memory may have been damaged since the round.
             base = self._memory.measure(slot)
@@ -211,8 +211,8 @@ class SyncWorker:
             progress=wire.TrainingProgress(
                 inner_steps=joined.inner_steps
                 + sealed.inner_steps
-                - tally.earlier_steps,
-                tokens=joined.tokens + sealed.tokens - tally.earlier_tokens,
+                - counters.earlier_steps,
+                tokens=joined.tokens + sealed.tokens - counters.earlier_tokens,
                 cursor=sealed.cursor,
             ),
         )
@@ -221,24 +221,24 @@ class SyncWorker:
         """Publish a frame, and count its bytes."""
         with span("send"):
             reception = self._exchange.publish(frame)
-        self._tally.bytes_up += wire.frame_bytes(frame.header)
+        self._counters.bytes_up += wire.frame_bytes(frame.header)
         return reception
 
     def receive(
-        self, slot: IslandFragment, sealed: UpdateInFlight, book: FragmentSync
+        self, slot: IslandFragment, sealed: UpdateInFlight, sync_state: FragmentSync
     ) -> None:
         """Set the outcome of an update if there is one; otherwise try again later."""
         if sealed.is_void:
             return
         try:
             if self._is_async:
-                self._receive_standing(slot, sealed, book)
+                self._receive_standing(slot, sealed, sync_state)
                 return
             outcomes = self._outcomes(slot, sealed)
             if outcomes is None:
-                self._receiver.submit(self.receive, slot, sealed, book)
+                self._receiver.submit(self.receive, slot, sealed, sync_state)
             elif outcomes:
-                self._apply(slot, sealed, book, outcomes)
+                self._apply(slot, sealed, sync_state, outcomes)
                 for fragment in outcomes[-1].position.lost:
                     self._sender.submit(self._publish_lost_state, self._slots[fragment])
         except OutcomeLost as exc:
@@ -247,7 +247,7 @@ class SyncWorker:
             sealed.arrival.set_exception(exc)
 
     def _receive_standing(
-        self, slot: IslandFragment, sealed: UpdateInFlight, book: FragmentSync
+        self, slot: IslandFragment, sealed: UpdateInFlight, sync_state: FragmentSync
     ) -> None:
         """Take outcomes until one is the receipt, and those that are over by then.
 
@@ -256,15 +256,17 @@ class SyncWorker:
         while sealed.receipt is None:
             is_last_look = self._stops
             wait_s = 0.0 if is_last_look else POLL_S
-            has_taken = self._receipts.take_next(slot, sealed, book, wait_s=wait_s)
+            has_taken = self._receipts.take_next(
+                slot, sealed, sync_state, wait_s=wait_s
+            )
             if is_last_look and not has_taken:
                 return
             if sealed.receipt is not None:
                 break
             if self._pass_requests() or self._waits_elsewhere(sealed):
-                self._receiver.submit(self.receive, slot, sealed, book)
+                self._receiver.submit(self.receive, slot, sealed, sync_state)
                 return
-        self._receipts.take_rest(slot, sealed, book)
+        self._receipts.take_rest(slot, sealed, sync_state)
         with slot.turn:
             receipt = sealed.receipt
             sealed.held_at_s = self._runtime.now_s()
@@ -305,7 +307,7 @@ class SyncWorker:
                 return outcomes
             with span("digest"):
                 wire.verify_body(header, outcome.agreed.body)
-            self._tally.bytes_down += wire.frame_bytes(header)
+            self._counters.bytes_down += wire.frame_bytes(header)
             is_last = outcome.position.rounds[slot.index] <= header.round + 1
             if is_last or slot.is_over(sealed.round):
                 return outcomes
@@ -403,7 +405,7 @@ class SyncWorker:
         self,
         slot: IslandFragment,
         sealed: UpdateInFlight,
-        book: FragmentSync,
+        sync_state: FragmentSync,
         outcomes: list[Outcome],
     ) -> None:
         first, last = outcomes[0].agreed.header, outcomes[-1].agreed.header
@@ -422,7 +424,10 @@ class SyncWorker:
         if first.base != base or not outcomes[-1].has_body:
             fresh = fetch_state(self._exchange, slot.index)
         through = fresh.round if fresh else last.round
-        decision, residual = protocol.decide(book, verdict, through=through), verdict
+        decision, residual = (
+            protocol.decide(sync_state, verdict, through=through),
+            verdict,
+        )
         if spent := reason_counted_already(
             slot, sealed, entry, digest, through=through
         ):
@@ -551,7 +556,7 @@ def reason_counted_already(
 def position_at_outcome(
     position: protocol.Position,
     slots: Sequence[IslandFragment],
-    books: Sequence[FragmentSync],
+    sync_states: Sequence[FragmentSync],
     outcome: protocol.OutcomeTaken,
 ) -> protocol.Position:
     """Return the run's position at the time the earlier incarnation took an outcome.
@@ -561,8 +566,8 @@ def position_at_outcome(
     if not any(slot.over_through for slot in slots):
         return position
     rounds = list(position.rounds)
-    for slot, book in zip(slots, books, strict=True):
-        round = book.flight.round if book.flight else book.taken + 1
+    for slot, sync_state in zip(slots, sync_states, strict=True):
+        round = sync_state.flight.round if sync_state.flight else sync_state.taken + 1
         if slot.index == outcome.fragment:
             round = outcome.through + 1
         if slot.is_over(round):

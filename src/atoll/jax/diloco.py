@@ -29,7 +29,7 @@ from atoll.jax.programs import (
     Program,
     Programs,
     advance,
-    flying,
+    in_flight,
     keep,
     land,
     reduce,
@@ -129,7 +129,7 @@ class Dispatcher:
     ) -> tuple[tuple[int, ...], tuple[Any, ...]]:
         """Return the inner program's arguments for the flights that it reduces."""
         counts = self.plan.times.count(in_air)
-        kinds = flying(counts)
+        kinds = in_flight(counts)
         by_kind = [
             [flight for flight in in_air if flight.kind == kind] for kind in kinds
         ]
@@ -160,7 +160,7 @@ class Dispatcher:
         opened.islands, metrics, reduced = self._call(
             self.programs.inner, counts, opened.islands, batch, rng, *rest
         )
-        for kind, mean in zip(flying(counts), reduced, strict=True):
+        for kind, mean in zip(in_flight(counts), reduced, strict=True):
             opened.flights[kind] = replace(opened.flights[kind], mean=mean)
         return metrics
 

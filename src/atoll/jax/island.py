@@ -95,16 +95,23 @@ def join(
     model = JaxModel.of(params, names=names, frozen=frozen, buffers=buffers)
     view = JaxView(model, params)
     optimizer_part = OptimizerPart(optimizer, is_kept=checkpoint is not None)
-    keeping = keeping_of(checkpoint, view, optimizer_part, run)
+    checkpointing = checkpointing_of(checkpoint, view, optimizer_part, run)
     constants = JaxConstants(model, params)
     host = join_run(
-        run, view, model.spec, island=island, keeping=keeping, constants=constants
+        run,
+        view,
+        model.spec,
+        island=island,
+        checkpointing=checkpointing,
+        constants=constants,
     )
-    if keeping is None:
+    if checkpointing is None:
         warn_fresh_optimizer(host.joined, is_fresh=True)
     else:
-        keeping.begin(host)
-    return Island(host, view, optimizer_part, on_end=on_end, keeping=keeping)
+        checkpointing.begin(host)
+    return Island(
+        host, view, optimizer_part, on_end=on_end, checkpointing=checkpointing
+    )
 
 
 @dataclass(frozen=True)
@@ -132,14 +139,14 @@ class Island(TrainedIsland, Generic[P]):
         optimizer: OptimizerPart,
         *,
         on_end: str,
-        keeping: IslandCheckpoints | None = None,
+        checkpointing: IslandCheckpoints | None = None,
     ) -> None:
-        super().__init__(host, on_end=on_end, keeping=keeping)
+        super().__init__(host, on_end=on_end, checkpointing=checkpointing)
         self._host, self._view, self._optimizer = host, view, optimizer
         self._has_begun = self._has_stepped = False
         devices = jax.local_devices()
         kind = devices[0].device_kind
-        host.tally.machine = f"{len(devices)} x {kind}, jax {jax.__version__}"
+        host.counters.machine = f"{len(devices)} x {kind}, jax {jax.__version__}"
 
     @property
     def params(self) -> P:
@@ -273,7 +280,7 @@ class OptimizerPart:
         self._is_known = True
 
 
-def keeping_of(
+def checkpointing_of(
     checkpoint: CheckpointLike | None,
     view: JaxView,
     optimizer: OptimizerPart,

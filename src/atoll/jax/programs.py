@@ -329,7 +329,7 @@ class Programs:
     ) -> tuple[Arrays, Any, tuple[Any, ...]]:
         moved, metrics = advance(self._plan, islands, batch, rng)
         out = []
-        for i, kind in enumerate(flying(counts)):
+        for i, kind in enumerate(in_flight(counts)):
             flights = Flights(sealed[i], (), reduced[i], jnp.zeros(0))
             for j in range(counts[kind]):
                 flights = reduce(
@@ -366,7 +366,7 @@ class Programs:
         return whole_round(self._plan, self._plan.kinds[kind], arrays, drift, address)
 
 
-def flying(counts: Sequence[int]) -> list[int]:
+def in_flight(counts: Sequence[int]) -> list[int]:
     """Return the kinds of fragment with a flight."""
     return [kind for kind, count in enumerate(counts) if count]
 

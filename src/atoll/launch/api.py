@@ -28,8 +28,13 @@ from atoll.island.connection import is_coordinator
 from atoll.island.environment import credentials_from_environment
 from atoll.launch import base
 from atoll.launch.code import pack_code, ship_code
-from atoll.launch.credentials import RUN_FILE, SEED_BYTES, Charter, Pass
-from atoll.launch.launches import COORDINATOR, Book, Record
+from atoll.launch.credentials import (
+    RUN_FILE,
+    SEED_BYTES,
+    CoordinatorFiles,
+    IslandCredentials,
+)
+from atoll.launch.launches import COORDINATOR, LaunchRecords, Record
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import CHARTER, PASS, IslandSpec, in_engine, resolve
 from atoll.run_client import StatusPoll, open_run
@@ -51,7 +56,7 @@ class PollRetry:
         """Record a response."""
         self._silent_since_s = None
 
-    def bear(self, error: Unreachable) -> list[str]:
+    def note_failure(self, error: Unreachable) -> list[str]:
         """Return the lines that report an outage: none if it was reported before.
 
         Raises:
@@ -186,7 +191,7 @@ class Launched:
                         return self.results(reports, status.islands if status else {})
                     retry.answered()
                 except Unreachable as exc:
-                    for line in retry.bear(exc):
+                    for line in retry.note_failure(exc):
                         log.warning("%s", line)
                 if until_s is not None and time.monotonic() > until_s:
                     raise TimeoutError(
@@ -266,39 +271,44 @@ def launch_spec(
     first: int = 0,
     options: Mapping[str, str] | None = None,
     ship: Path | None = None,
-    book: Book | None = None,
+    launch_records: LaunchRecords | None = None,
 ) -> Launched:
     """Start islands of a full specification.
 
     `ship` is a directory whose code is stored with the run, and fetched by the islands.
     After an error or an interruption, nothing keeps running; if that is impossible, the
-    launch stays in the book, and the error names it.
+    launch stays recorded, and the error names it.
     """
-    launcher, book = open_launcher(engine, options), book or Book()
-    _forget_old(book)
-    with book.holding(spec.run, spec.name):
-        _require_free(spec, first, n, book)
+    launcher, launch_records = (
+        open_launcher(engine, options),
+        launch_records or LaunchRecords(),
+    )
+    _forget_old(launch_records)
+    with launch_records.holding(spec.run, spec.name):
+        _require_free(spec, first, n, launch_records)
         if ship is not None:
             code = pack_code(ship)
             ship_code(spec.run, code)
             spec = replace(spec, code=code.digest)
         order = make_order(launcher, n, spec, first=first)
-        return submit(launcher, order, book)
+        return submit(launcher, order, launch_records)
 
 
-def submit(launcher: base.Launcher, order: base.LaunchOrder, book: Book) -> Launched:
+def submit(
+    launcher: base.Launcher, order: base.LaunchOrder, launch_records: LaunchRecords
+) -> Launched:
     """Submit an order, and store its handle. Errors as `launch_spec`."""
     handles: list[base.Handle] = []
 
     def keep(handle: base.Handle) -> None:
-        book.keep(Record(handle, order.spec))
+        launch_records.keep(Record(handle, order.spec))
         handles.append(handle)
 
     try:
         return Launched(launcher.launch(order, keep=keep), launcher)
     except BaseException as exc:
         if handles:
-            _undo(launcher, handles[-1], book, exc)
+            _undo(launcher, handles[-1], launch_records, exc)
         raise
 
 
@@ -327,10 +337,12 @@ def plan_spec(
     return launcher.plan(order)
 
 
-def _require_free(spec: IslandSpec, first: int, n: int, book: Book) -> None:
+def _require_free(
+    spec: IslandSpec, first: int, n: int, launch_records: LaunchRecords
+) -> None:
     """Check that no island of these names runs; forget launches that are over."""
     wanted = set(range(first, first + n))
-    for record in book.of_run(spec.run):
+    for record in launch_records.of_run(spec.run):
         handle = record.handle
         if handle.name != spec.name or not wanted & set(handle.indexes):
             continue
@@ -343,13 +355,13 @@ def _require_free(spec: IslandSpec, first: int, n: int, book: Book) -> None:
                 f"another --name, or end them: atoll cancel {spec.run}"
             )
         if not live:
-            book.forget(handle.id)
+            launch_records.forget(handle.id)
 
 
-def _forget_old(book: Book) -> None:
+def _forget_old(launch_records: LaunchRecords) -> None:
     """Forget the oldest launches if there are many, but none that may run."""
     silent: set[str] = set()
-    for record in book.surplus():
+    for record in launch_records.surplus():
         if record.handle.engine in silent:
             continue
         try:
@@ -358,15 +370,18 @@ def _forget_old(book: Book) -> None:
             silent.add(record.handle.engine)  # each further attempt would cost time
             continue
         if all(report.state.is_over for report in reports):
-            book.forget(record.handle.id)
+            launch_records.forget(record.handle.id)
 
 
 def _undo(
-    launcher: base.Launcher, handle: base.Handle, book: Book, error: BaseException
+    launcher: base.Launcher,
+    handle: base.Handle,
+    launch_records: LaunchRecords,
+    error: BaseException,
 ) -> None:
     """End the islands of a failed launch, and forget it."""
     end_after(error, Launched(handle, launcher))
-    book.forget(handle.id)
+    launch_records.forget(handle.id)
 
 
 def end_after(error: BaseException, launched: Launched) -> None:
@@ -424,10 +439,12 @@ class EngineCoordinator:
         values = {CHARTER: Secret("to be made at the launch")}
         return self.launcher.plan(_order(new_id(spec, is_plan=True), spec, values))
 
-    def launch(self, spec: IslandSpec, charter: Charter, book: Book) -> Launched:
+    def launch(
+        self, spec: IslandSpec, charter: CoordinatorFiles, launch_records: LaunchRecords
+    ) -> Launched:
         """Launch a coordinator; errors as `launch_spec`."""
         order = _order(new_id(spec), spec, {CHARTER: charter.to_secret()})
-        return submit(self.launcher, order, book)
+        return submit(self.launcher, order, launch_records)
 
 
 def engine_coordinator(engine: str, options: dict[str, str]) -> EngineCoordinator:
@@ -472,19 +489,19 @@ def make_order(
     )
 
 
-def make_pass(run: str) -> Pass:
+def make_pass(run: str) -> IslandCredentials:
     """Return the pass for islands on machines without this user's credentials."""
-    name = _run_id(run) if is_in_sight(run) else None
+    name = _run_id(run) if is_reachable(run) else None
     seed = Secret(secrets.token_hex(SEED_BYTES))
     if not is_coordinator(run):
-        return Pass(run=name, seed=seed)
+        return IslandCredentials(run=name, seed=seed)
     environment = credentials_from_environment()
     credentials = Credentials(environment.credentials).find(run)
     token = credentials.token(Role.ISLAND) if credentials else None
     if token is None and environment.token_file is not None:
         token = read_token(environment.token_file, is_given=True)
     pin = credentials.pin if credentials else None
-    return Pass(run=name, seed=seed, url=run, pin=pin, token=token)
+    return IslandCredentials(run=name, seed=seed, url=run, pin=pin, token=token)
 
 
 def _run_id(run: str) -> str:
@@ -492,18 +509,18 @@ def _run_id(run: str) -> str:
         return client.status().run
 
 
-def is_in_sight(run: str, book: Book | None = None) -> bool:
+def is_reachable(run: str, launch_records: LaunchRecords | None = None) -> bool:
     """Return whether this machine can reach a run.
 
     It cannot if the coordinator was launched on a network of its islands only.
     """
-    records = (book or Book()).of_run(run)
+    records = (launch_records or LaunchRecords()).of_run(run)
     handles = [record.handle for record in records if record.is_coordinator]
     placements = [
         open_launcher(handle.engine, handle.options).traits.serving
         for handle in handles
     ]
-    return all(placement is None or placement.is_in_sight for placement in placements)
+    return all(placement is None or placement.is_reachable for placement in placements)
 
 
 def new_id(spec: IslandSpec, *, is_plan: bool = False) -> str:

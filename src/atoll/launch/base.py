@@ -292,7 +292,7 @@ the bootstrap replaces it, unless the engine does."""
 class CoordinatorPlacement:
     """How a coordinator runs on an engine's hosts, which have no files of this user."""
 
-    is_in_sight: bool
+    is_reachable: bool
     """Whether this machine reaches it, too. Otherwise it cannot be queried from here:
     its plan has its URL, and its engine reports its end."""
 

@@ -184,17 +184,19 @@ def _adopt_credentials(
 ) -> None:
     """Write a pass and a charter to files, and remove them from the environment."""
     # Loads the exchanges, which islands on this user's machines do not need yet.
-    from atoll.launch.credentials import Charter, Pass
+    from atoll.launch.credentials import CoordinatorFiles, IslandCredentials
 
     text, file = environment.pop(PASS, None), environment.pop(PASS_FILE, None)
     if text is not None or file is not None:
         island_pass = (
-            Pass.from_file(Path(file or "")) if text is None else Pass.from_json(text)
+            IslandCredentials.from_file(Path(file or ""))
+            if text is None
+            else IslandCredentials.from_json(text)
         )
         replace(island_pass, url=island_pass.url and run).adopt(island)
     if (charter := environment.pop(CHARTER, None)) is not None:
         directory = Path(options.directory) if options.directory else None
-        os.chdir(Charter.from_json(charter).lay_down(directory))
+        os.chdir(CoordinatorFiles.from_json(charter).lay_down(directory))
 
 
 if __name__ == "__main__":

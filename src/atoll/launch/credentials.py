@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class IslandCredentials:
     """The credentials of an island, and the seed of its key."""
 
     run: str | None
@@ -80,7 +80,7 @@ class Pass:
         return security.Secret(_document(PASS_VERSION, _PASS.write(self)))
 
     @classmethod
-    def from_json(cls, document: str) -> Pass:
+    def from_json(cls, document: str) -> IslandCredentials:
         """Return the pass of a document.
 
         Raises:
@@ -99,7 +99,7 @@ class Pass:
         return read
 
     @classmethod
-    def from_file(cls, path: Path) -> Pass:
+    def from_file(cls, path: Path) -> IslandCredentials:
         """Return the pass that a private file holds."""
         data = read_private(
             path, content="pass", max_bytes=MAX_PASS_BYTES, is_given=True
@@ -161,8 +161,8 @@ def _secret(
 
 _TOKEN = _secret(lambda value, path: security.check_token(TEXT.read(value, path)))
 _SEED = LANGUAGE.hexed(SEED_BYTES, SEED_BYTES, is_secret=True)
-_PASS: JsonField[Pass] = LANGUAGE.table(
-    Pass,
+_PASS: JsonField[IslandCredentials] = LANGUAGE.table(
+    IslandCredentials,
     {
         "seed": _secret(
             lambda value, path: security.Secret(_SEED.read(value, path).hex())
@@ -180,7 +180,7 @@ MAX_CHARTER_BYTES = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Charter:
+class CoordinatorFiles:
     """The files that a coordinator starts with."""
 
     id: str
@@ -214,7 +214,7 @@ class Charter:
         return security.Secret(document)
 
     @classmethod
-    def from_json(cls, document: str) -> Charter:
+    def from_json(cls, document: str) -> CoordinatorFiles:
         """Return the charter of a document.
 
         Raises:
@@ -244,13 +244,13 @@ class Charter:
         return directory
 
 
-def make_charter(name: str, run_file: str) -> Charter:
+def make_coordinator_files(name: str, run_file: str) -> CoordinatorFiles:
     """Return the charter of a new coordinator for a run file."""
     from atoll.security.certificates import coordinator_pem, new_key, parse_key
 
     key = new_key()
     pem = coordinator_pem(parse_key(key), hosts=[], unix_s=time.time())
-    return Charter(
+    return CoordinatorFiles(
         id=f"{name}-{secrets.token_hex(6)}",
         run_file=run_file,
         certificate=pem.decode(),
@@ -263,8 +263,8 @@ _TOKENS = LANGUAGE.table(
     lambda **tokens: {security.Role(name): token for name, token in tokens.items()},
     {role.value: _TOKEN for role in security.Role},
 )
-_CHARTER: JsonField[Charter] = LANGUAGE.table(
-    Charter,
+_CHARTER: JsonField[CoordinatorFiles] = LANGUAGE.table(
+    CoordinatorFiles,
     {
         "id": LANGUAGE.where(
             lambda text: Path(text).name == text, "the name of a directory"

@@ -48,7 +48,7 @@ class Record:
         return self.handle.name == COORDINATOR
 
 
-class Book:
+class LaunchRecords:
     """The launches of one user."""
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -98,7 +98,7 @@ class Book:
     def surplus(self) -> list[Record]:
         """Return the oldest launches, beyond the last `MAX_RECORDS`.
 
-        The book does not know which of them run: the caller polls their engines, and
+        The records do not say which of them run: the caller polls their engines, and
         forgets those that are over.
         """
         return self.records()[:-MAX_RECORDS]

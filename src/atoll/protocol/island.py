@@ -82,9 +82,9 @@ class SyncPlan:
     def num_books(self) -> int:
         return self.num_fragments + self.has_buffers
 
-    def schedule_of(self, book: int) -> int:
-        """Return the fragment whose send points `book` follows."""
-        return min(book, self.num_fragments - 1)
+    def schedule_of(self, sync_state: int) -> int:
+        """Return the fragment whose send points `sync_state` follows."""
+        return min(sync_state, self.num_fragments - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class IslandState:
     """The machine's whole state."""
 
     step: int
-    books: tuple[FragmentSync, ...]
+    sync_states: tuple[FragmentSync, ...]
     last_round: int | None = None
     last_rounds: tuple[int | None, ...] | None = None
     """Of each fragment, in an asynchronous run whose end is decided."""
@@ -138,13 +138,13 @@ class IslandState:
 
     def finished(self, index: int) -> bool:
         last = self.last_of(index)
-        return last is not None and self.books[index].next_round > last
+        return last is not None and self.sync_states[index].next_round > last
 
     @property
     def has_ended(self) -> bool:
         return all(
-            self.finished(index) and book.flight is None
-            for index, book in enumerate(self.books)
+            self.finished(index) and sync_state.flight is None
+            for index, sync_state in enumerate(self.sync_states)
         )
 
 
@@ -261,7 +261,7 @@ def join_at(
     step = position.step
     if not plan.is_async:
         step = max(step, _reached(position, plan))
-    books = tuple(
+    sync_states = tuple(
         FragmentSync(
             taken=open_round - 1,
             is_spoken_for=index in spoken_for,
@@ -271,7 +271,7 @@ def join_at(
     )
     return IslandState(
         step=step,
-        books=books,
+        sync_states=sync_states,
         last_round=position.last_round,
         last_rounds=position.last_rounds,
     )
@@ -280,18 +280,20 @@ def join_at(
 def wakes_at(state: IslandState, plan: SyncPlan) -> int:
     """Return the step at which the machine next wants `Stepped`."""
     moments = [
-        book.flight.take_at if book.flight else _due_at(index, book, plan)
-        for index, book in enumerate(state.books)
-        if book.flight or not state.finished(index)
+        sync_state.flight.take_at
+        if sync_state.flight
+        else _due_at(index, sync_state, plan)
+        for index, sync_state in enumerate(state.sync_states)
+        if sync_state.flight or not state.finished(index)
     ]
     return max(state.step + 1, min(moments, default=state.step + plan.sync_every))
 
 
-def _due_at(index: int, book: FragmentSync, plan: SyncPlan) -> int:
+def _due_at(index: int, sync_state: FragmentSync, plan: SyncPlan) -> int:
     """Return the step from which the next round of a fragment is to be sealed."""
     if plan.is_async:
-        return book.not_before
-    return max(book.not_before, _send_step(index, book.next_round, plan))
+        return sync_state.not_before
+    return max(sync_state.not_before, _send_step(index, sync_state.next_round, plan))
 
 
 def _send_step(index: int, round: int, plan: SyncPlan) -> int:
@@ -353,7 +355,11 @@ def verdict_of(roster: Roster, island: str, digest: bytes) -> Verdict:
 
 
 def decide(
-    book: FragmentSync, verdict: Verdict, *, through: int, listed: int | None = None
+    sync_state: FragmentSync,
+    verdict: Verdict,
+    *,
+    through: int,
+    listed: int | None = None,
 ) -> WorkDecision:
     """Return how to treat an island's work, by the verdict on its update.
 
@@ -361,22 +367,22 @@ def decide(
     is the round whose roster lists the update, in an asynchronous run, or the round
     that the island has awaited without one. The answer is the one of `tables.WORK`.
     """
-    first = book.taken + 1 if listed is None else listed
+    first = sync_state.taken + 1 if listed is None else listed
     passed = min(through - first, CARRIED_ROUNDS + 1)
     updates = "in step" if listed is None else "stand"
     return WorkDecision(
-        WORK[verdict.name.lower(), str(book.missed), str(passed), updates]
+        WORK[verdict.name.lower(), str(sync_state.missed), str(passed), updates]
     )
 
 
-def _missed(book: FragmentSync, event: OutcomeTaken, plan: SyncPlan) -> int:
+def _missed(sync_state: FragmentSync, event: OutcomeTaken, plan: SyncPlan) -> int:
     """Return how many rounds in succession have missed the fragment's work."""
     verdict, through = event.verdict, event.through
     if plan.is_async or verdict is Verdict.REFUSED:
         return 0
-    first = book.taken + 1
+    first = sync_state.taken + 1
     if verdict is Verdict.LATE:
-        return book.missed + through - first + 1
+        return sync_state.missed + through - first + 1
     return through - first
 
 
@@ -408,9 +414,9 @@ def _apart(actions: list[Action]) -> tuple[list[Action], list[Action]]:
 def _due(state: IslandState, plan: SyncPlan) -> list[int]:
     """Return the fragments to be sealed, in the order of the schedule."""
     due = [
-        (_due_at(index, book, plan), index)
-        for index, book in enumerate(state.books)
-        if book.flight is None and not state.finished(index)
+        (_due_at(index, sync_state, plan), index)
+        for index, sync_state in enumerate(state.sync_states)
+        if sync_state.flight is None and not state.finished(index)
     ]
     return [index for step, index in sorted(due) if step <= state.step]
 
@@ -429,18 +435,20 @@ def _seal(
     seals: list[Action] = []
     take_actions: list[Action] = []
     for index in fragments:
-        book = state.books[index]
-        if book.flight:
-            state = _with(state, index, changed(book, is_due=True))
-            take_actions.append(Take(index, book.flight.round))
+        sync_state = state.sync_states[index]
+        if sync_state.flight:
+            state = _with(state, index, changed(sync_state, is_due=True))
+            take_actions.append(Take(index, sync_state.flight.round))
         elif not state.finished(index):
-            flight = _flight(index, book, state.step, plan, is_now=is_now)
+            flight = _flight(index, sync_state, state.step, plan, is_now=is_now)
             begin = Await if flight.is_awaited else Seal
-            book = changed(book, flight=flight, is_due=False, is_spoken_for=False)
+            sync_state = changed(
+                sync_state, flight=flight, is_due=False, is_spoken_for=False
+            )
             if plan.is_async:
                 not_before = _next_send(index, state.step, plan)
-                book = changed(book, not_before=not_before)
-            state = _with(state, index, book)
+                sync_state = changed(sync_state, not_before=not_before)
+            state = _with(state, index, sync_state)
             seals.append(begin(index, flight.round))
             if flight.take_at <= state.step:
                 take_actions.append(Take(index, flight.round))
@@ -448,26 +456,26 @@ def _seal(
 
 
 def _flight(
-    index: int, book: FragmentSync, step: int, plan: SyncPlan, *, is_now: bool
+    index: int, sync_state: FragmentSync, step: int, plan: SyncPlan, *, is_now: bool
 ) -> RoundInFlight:
     """Return the flight of the next round; it lands before the round after is due."""
     if plan.is_async:
         window = _next_send(index, step, plan) - step
     else:
-        window = _send_step(index, book.next_round + 1, plan) - step
+        window = _send_step(index, sync_state.next_round + 1, plan) - step
     overlap = 0 if is_now else max(0, min(plan.overlap_steps, window - 1))
     return RoundInFlight(
-        round=book.next_round,
+        round=sync_state.next_round,
         take_at=step + overlap,
-        is_awaited=book.is_spoken_for,
+        is_awaited=sync_state.is_spoken_for,
     )
 
 
 def _taken(
     state: IslandState, event: OutcomeTaken, plan: SyncPlan
 ) -> tuple[IslandState, list[Action]]:
-    book = state.books[event.fragment]
-    refused = book.refused + 1 if event.verdict is Verdict.REFUSED else 0
+    sync_state = state.sync_states[event.fragment]
+    refused = sync_state.refused + 1 if event.verdict is Verdict.REFUSED else 0
     if refused >= REFUSALS:
         raise Refused(
             f"The run refused fragment {event.fragment} of this island {refused} times "
@@ -476,15 +484,15 @@ def _taken(
             "restart the island with a fresh optimizer and a lower learning rate. If "
             "its updates are meant to be that large, raise limits.max_update_norm."
         )
-    missed = _missed(book, event, plan)
-    is_due = book.is_due
-    book = FragmentSync(
+    missed = _missed(sync_state, event, plan)
+    is_due = sync_state.is_due
+    sync_state = FragmentSync(
         taken=event.through,
         missed=0 if missed > CARRIED_ROUNDS else missed,
         refused=refused,
-        not_before=book.not_before if plan.is_async else 0,
+        not_before=sync_state.not_before if plan.is_async else 0,
     )
-    state = _with(state, event.fragment, book)
+    state = _with(state, event.fragment, sync_state)
     state = _moved(state, event.position, plan, has_missed=missed > 0)
     if is_due:
         state, actions = _seal(state, [event.fragment], plan, is_now=True)
@@ -514,7 +522,7 @@ def _follow(
     """Seal fragments that have become due with an outcome, if their round is open."""
     due = _due(state, plan)
     state, first = _catch_up(state, due, position, plan, is_due=False)
-    due = [index for index in due if not state.books[index].flight]
+    due = [index for index in due if not state.sync_states[index].flight]
     state, actions = _seal(state, due, plan)
     return state, [*actions, *first]
 
@@ -528,18 +536,18 @@ def _wanted(
     requests a fragment for which an earlier incarnation had published, that update is
     lost.
     """
-    blocked = state.books[event.fragment].flight
+    blocked = state.sync_states[event.fragment].flight
     assert blocked is not None
     for index in event.position.wanted:
-        book = _unspoken(state.books[index], event.position.rounds[index])
-        state = _with(state, index, book)
+        sync_state = _unspoken(state.sync_states[index], event.position.rounds[index])
+        state = _with(state, index, sync_state)
     missing = [
         index
         for index in event.position.wanted
-        if state.books[index].next_round <= event.position.rounds[index]
+        if state.sync_states[index].next_round <= event.position.rounds[index]
     ]
     state, first = _catch_up(state, missing, event.position, plan, is_due=True)
-    due = [index for index in missing if not state.books[index].flight]
+    due = [index for index in missing if not state.sync_states[index].flight]
     state, actions = _seal(state, due, plan, is_now=True)
     seals, take_actions = _apart(actions)
     again = Take(event.fragment, blocked.round)
@@ -560,26 +568,26 @@ def _never_opens(
     an asynchronous island has looked for its update up to the last round. Only there
     fragments end with different rounds.
     """
-    book = state.books[event.fragment]
-    assert book.flight is not None
-    book = changed(book, flight=None, is_due=False)
+    sync_state = state.sync_states[event.fragment]
+    assert sync_state.flight is not None
+    sync_state = changed(sync_state, flight=None, is_due=False)
     if event.last_round is None:
-        state = changed(state, last_round=book.taken)
+        state = changed(state, last_round=sync_state.taken)
     else:
-        book = changed(book, taken=event.last_round)
-        last_rounds = list(state.last_rounds or (None,) * len(state.books))
+        sync_state = changed(sync_state, taken=event.last_round)
+        last_rounds = list(state.last_rounds or (None,) * len(state.sync_states))
         last_rounds[event.fragment] = event.last_round
         state = changed(state, last_rounds=tuple(last_rounds))
-    state = _with(state, event.fragment, book)
+    state = _with(state, event.fragment, sync_state)
     return state, [End()] if state.has_ended else []
 
 
-def _unspoken(book: FragmentSync, open_round: int) -> FragmentSync:
+def _unspoken(sync_state: FragmentSync, open_round: int) -> FragmentSync:
     """Return the book of a fragment for which this incarnation must publish itself."""
-    flight = book.flight
+    flight = sync_state.flight
     if flight and flight.is_awaited and flight.round == open_round:
-        book = changed(book, flight=None)
-    return changed(book, is_spoken_for=False)
+        sync_state = changed(sync_state, flight=None)
+    return changed(sync_state, is_spoken_for=False)
 
 
 def _catch_up(
@@ -596,40 +604,50 @@ def _catch_up(
     """
     actions: list[Action] = []
     for index in missing:
-        book = state.books[index]
-        is_behind = book.next_round < position.rounds[index] and not plan.is_async
-        if book.flight is None and is_behind:
+        sync_state = state.sync_states[index]
+        is_behind = sync_state.next_round < position.rounds[index] and not plan.is_async
+        if sync_state.flight is None and is_behind:
             flight = RoundInFlight(
-                round=book.next_round, take_at=state.step, is_awaited=True
+                round=sync_state.next_round, take_at=state.step, is_awaited=True
             )
-            book = changed(book, flight=flight)
+            sync_state = changed(sync_state, flight=flight)
             actions.append(Await(index, flight.round))
-        if book.flight:
-            state = _with(state, index, changed(book, is_due=is_due))
-            actions.append(Take(index, book.flight.round))
+        if sync_state.flight:
+            state = _with(state, index, changed(sync_state, is_due=is_due))
+            actions.append(Take(index, sync_state.flight.round))
     return state, actions
 
 
 def _departures(state: IslandState) -> list[Action]:
     actions: list[Action] = []
-    for index, book in enumerate(state.books):
-        if book.flight:
-            actions.append(Resend(index, book.flight.round))
+    for index, sync_state in enumerate(state.sync_states):
+        if sync_state.flight:
+            actions.append(Resend(index, sync_state.flight.round))
         if not state.finished(index):
             # An earlier incarnation's update stands in the open round.
-            actions.append(PublishRest(index, book.next_round + book.is_spoken_for))
+            actions.append(
+                PublishRest(index, sync_state.next_round + sync_state.is_spoken_for)
+            )
     return actions
 
 
 def _flights(state: IslandState) -> list[tuple[int, RoundInFlight]]:
     """Return the updates in flight, in the order in which to take them."""
-    flying = [(i, book.flight) for i, book in enumerate(state.books) if book.flight]
-    return sorted(flying, key=lambda pair: pair[1].take_at)
+    in_flight = [
+        (i, sync_state.flight)
+        for i, sync_state in enumerate(state.sync_states)
+        if sync_state.flight
+    ]
+    return sorted(in_flight, key=lambda pair: pair[1].take_at)
 
 
-def _with(state: IslandState, index: int, book: FragmentSync) -> IslandState:
-    books = (*state.books[:index], book, *state.books[index + 1 :])
-    return changed(state, books=books)
+def _with(state: IslandState, index: int, sync_state: FragmentSync) -> IslandState:
+    sync_states = (
+        *state.sync_states[:index],
+        sync_state,
+        *state.sync_states[index + 1 :],
+    )
+    return changed(state, sync_states=sync_states)
 
 
 class RemainingWork(StrEnum):

@@ -70,7 +70,7 @@ class Reception(StrEnum):
     STAGED = "staged"
     """This very update is staged."""
 
-    SPOKEN_FOR = "spoken for"
+    OTHER_STAGED = "spoken for"
     """An update of an earlier incarnation is staged; this one changes nothing."""
 
     COMMITTED = "committed"

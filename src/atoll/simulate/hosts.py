@@ -106,7 +106,7 @@ def _complete(act: Callable[[], T], future: GreenletFuture[T]) -> None:
 
 
 class SimLine:
-    """Calls over the simulated network. Implements `CoordinatorLine`."""
+    """Calls over the simulated network. Implements `CoordinatorTransport`."""
 
     def __init__(self, world: SimWorld, process: SimProcess) -> None:
         self._world, self._process = world, process

@@ -214,11 +214,11 @@ class SimIsland:
             factor = np.float32(SPIKE if self._has_spike(host) else 1.0)
             for local, change in zip(view.local, next(noise), strict=True):
                 local -= factor * change
-            host.tally.tokens += tokens[host.tally.inner_steps % 64]
+            host.counters.tokens += tokens[host.counters.inner_steps % 64]
             host.stepped()
             if (
                 self._departure
-                and host.tally.inner_steps == self._departure.after_steps
+                and host.counters.inner_steps == self._departure.after_steps
             ):
                 break
         has_ended, digest = host.has_ended, host.digest
@@ -232,7 +232,7 @@ class SimIsland:
     def _has_spike(self, host: Host) -> bool:
         """Return whether the next inner step changes the weights too much."""
         every = self._conditions.spike_every
-        return every > 0 and host.tally.inner_steps % every == every - 1
+        return every > 0 and host.counters.inner_steps % every == every - 1
 
     def _work(self) -> None:
         """Let the time of an inner step pass."""

@@ -33,7 +33,7 @@ REFUSED_S = 600.0
 
 FLAPPING_JOINS, FLAPPING_S = 3, 1800.0
 LATE_OF, LATE_ROUNDS = 3, 5
-DEAR_SHARE = 1 / 3
+HIGH_WAITING_SHARE = 1 / 3
 UNEQUAL = 1.5
 RISE_SPREADS, RISE_SHARE = 3.0, 0.05
 APART_DEVIATIONS, APART_ROUNDS, MIN_PEERS = 5.0, 5, 3
@@ -425,7 +425,7 @@ def _late(view: FindingInput) -> Iterator[Finding]:
 
 def _waiting_dear(view: FindingInput) -> Iterator[Finding]:
     share = view.status.get("stall_share_mean")
-    if view.is_training and share is not None and share > DEAR_SHARE:
+    if view.is_training and share is not None and share > HIGH_WAITING_SHARE:
         yield Finding(
             severity=Severity.WARN,
             kind="waiting_dear",

@@ -57,11 +57,11 @@ class Island(TrainedIsland):
         counted: Optimizer | None,
         *,
         on_end: str,
-        keeping: IslandCheckpoints | None = None,
+        checkpointing: IslandCheckpoints | None = None,
     ) -> None:
-        super().__init__(handle, on_end=on_end, keeping=keeping)
+        super().__init__(handle, on_end=on_end, checkpointing=checkpointing)
         self._weights, self._modules = weights, modules
-        handle.tally.machine = _machine_of(modules)
+        handle.counters.machine = _machine_of(modules)
         self._has_checked_schedule = False
         """Whether the schedule of the learning rate has been checked."""
 
@@ -70,7 +70,7 @@ class Island(TrainedIsland):
             # Under torch.compile(optimizer.step) the hook would be traced as well.
             opaque = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
             self._hooks.append(counted.register_step_post_hook(opaque))
-        if keeping is not None and counted is not None:
+        if checkpointing is not None and counted is not None:
             before = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
             self._hooks.append(counted.register_step_pre_hook(before))
         self._is_counted_by_hook = counted is not None
@@ -158,14 +158,14 @@ def handle_of(island: Island) -> IslandHandle:
 
 def register_scheduler(island: Island, scheduler: object) -> object:
     """Save a scheduler with the island from now on; return its saved state, or None."""
-    keeping = island._keeping
-    return None if keeping is None else keeping.add_scheduler(scheduler)
+    checkpointing = island._checkpointing
+    return None if checkpointing is None else checkpointing.add_scheduler(scheduler)
 
 
 def register_data(island: Island, data: object) -> None:
     """Save an island's data with it from now on, and restore its position."""
-    if island._keeping is not None:
-        island._keeping.add_data(data)
+    if island._checkpointing is not None:
+        island._checkpointing.add_data(data)
 
 
 def _was_skipped(optimizer: torch.optim.Optimizer) -> bool:

@@ -96,25 +96,25 @@ def join(
             optimizer=optimizer,
         )
         if joined is not None:
-            handle, modules, keeping = joined
+            handle, modules, saves = joined
             return Island(
-                handle, handle, modules, counted, on_end=on_end, keeping=keeping
+                handle, handle, modules, counted, on_end=on_end, checkpointing=saves
             )
     assert isinstance(model, torch.nn.Module)
     check()
-    keeping = checkpoints_of(checkpoint, model, optimizer, run)
-    host, view = enter_alone(model, run, island=island, keeping=keeping)
-    if keeping is None:
+    checkpointing = checkpoints_of(checkpoint, model, optimizer, run)
+    host, view = enter_alone(model, run, island=island, checkpointing=checkpointing)
+    if checkpointing is None:
         warn_fresh_optimizer(host.joined, is_fresh=True)
     else:
-        keeping.begin(host)
+        checkpointing.begin(host)
     return Island(
         host,
         HostWeights(host, view),
         [model],
         counted,
         on_end=on_end,
-        keeping=keeping,
+        checkpointing=checkpointing,
     )
 
 
@@ -142,7 +142,7 @@ def enter_alone(
     run: MemoryRun | CollectiveRun | str | None,
     *,
     island: str | None,
-    keeping: EarlierIncarnation | None,
+    checkpointing: EarlierIncarnation | None,
 ) -> tuple[Host, TorchView]:
     """Join a run as an island of one process, and return its host and view."""
     torch_model = TorchModel.of(model)
@@ -152,7 +152,7 @@ def enter_alone(
         view,
         torch_model.spec,
         island=island,
-        keeping=keeping,
+        checkpointing=checkpointing,
         constants=TorchConstants(torch_model.tensors),
         bundle=bundle_of([model]),
     )

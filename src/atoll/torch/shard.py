@@ -308,11 +308,11 @@ class IslandLoader(DataLoader[Any]):
 
 def see_first(island: Island) -> Callable[[object], None]:
     """Return a function that records the digest of the first batch it gets."""
-    tally = handle_of(island).tally
+    counters = handle_of(island).counters
 
     def see(batch: object) -> None:
-        if tally.first_batch is None and not tally.inner_steps:
-            tally.first_batch = f"batch-{digest_of(batch)}"
+        if counters.first_batch is None and not counters.inner_steps:
+            counters.first_batch = f"batch-{digest_of(batch)}"
 
     return see
 

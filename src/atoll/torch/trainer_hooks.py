@@ -196,7 +196,7 @@ class _RankCounts:
     def progress(self) -> tuple[int, int]:
         if self._is_leader:
             return self._handle.host.progress
-        return self._handle.tally.inner_steps, self._handle.tally.tokens
+        return self._handle.counters.inner_steps, self._handle.counters.tokens
 
     @contextmanager
     def saving(self, *, is_exact: bool) -> Iterator[SavedIsland | None]:
@@ -205,7 +205,7 @@ class _RankCounts:
             return
         host = self._handle.host
         yield save_island(
-            host.joined, [], host.tally, stride=host.stride, is_exact=False
+            host.joined, [], host.counters, stride=host.stride, is_exact=False
         )
 
 
@@ -226,7 +226,7 @@ def _join_alone(
     check: Callable[[], None],
 ) -> _Joined:
     check()
-    host, view = enter_alone(model, run, island=island, keeping=past)
+    host, view = enter_alone(model, run, island=island, checkpointing=past)
     return host, HostWeights(host, view), [model], host, host
 
 
@@ -257,7 +257,7 @@ def _join_ranks(
     handle, modules, _ = joined
     is_leader = torch.distributed.get_rank() == 0
     if not is_leader:
-        handle.tally.inner_steps = handle.concluded.trained[0]
+        handle.counters.inner_steps = handle.concluded.trained[0]
     counts = _RankCounts(handle, is_leader=is_leader)
     return handle, handle, modules, counts, handle.host if is_leader else None
 

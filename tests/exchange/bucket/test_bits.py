@@ -82,7 +82,7 @@ def train(attach: Attach, islands: int) -> list[tuple[bytes, ...]]:
         while not host.has_ended:
             for local in view.local:
                 local -= rng.standard_normal(local.size, np.float32) * np.float32(1e-3)
-            host.tally.tokens += 10 + seed
+            host.counters.tokens += 10 + seed
             host.stepped()
         host.leave()
         found[name] = tuple(slot.read_digest() for slot in host.slots)

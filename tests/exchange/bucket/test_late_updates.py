@@ -82,7 +82,7 @@ def test_a_new_life_brings_what_its_earlier_one_left() -> None:
     again, _, joined = cove.beach.join("a")
     assert (joined.incarnation, joined.spoken_for) == (2, (0,))
     own = update_of(again, joined, 3.0, round=2)
-    assert again.publish(own) is Reception.SPOKEN_FOR
+    assert again.publish(own) is Reception.OTHER_STAGED
     cove.goes_on(2, 2)
     again.outcome(0, 2, wait_s=1.0)
     again.publish(update_of(again, joined, 3.0, round=3))

@@ -140,7 +140,7 @@ def train_to_the_end(given: Given, run: CollectiveRun, say: Say) -> None:
     while not host.has_ended:
         for local in view.local:
             local -= rng.standard_normal(local.size, np.float32) * np.float32(1e-3)
-        host.tally.tokens += 10 + given.rank
+        host.counters.tokens += 10 + given.rank
         before = host.round
         host.stepped()
         if host.round > before:

@@ -88,7 +88,7 @@ class Hasty(SystemRuntime):
 
 
 class Line:
-    """A line to a bureau. Implements `CoordinatorLine`."""
+    """A line to a bureau. Implements `CoordinatorTransport`."""
 
     def __init__(self, bureau: Bureau) -> None:
         self._bureau, self.runtime = bureau, Hasty()
@@ -142,7 +142,7 @@ def train(
         while not (host.has_ended or host.has_left):
             for local in view.local:
                 local -= rng.standard_normal(local.size, np.float32) * np.float32(1e-3)
-            host.tally.tokens += 10 + seed
+            host.counters.tokens += 10 + seed
             host.stepped()
             on_step(name, host)
         host.leave()

@@ -117,7 +117,7 @@ def reply_parts(reply: calls.Reply) -> EncodedReply:
             return _with_receipts(answer, state=receipt, outcome=agreed.receipt)
 
 
-def nowhere_parts(segments: tuple[str, ...]) -> EncodedReply:
+def not_found_reply(segments: tuple[str, ...]) -> EncodedReply:
     """Return the reply for a path that does not exist, or not with this method."""
     methods = methods_of(segments)
     fact = "There is nothing at this path"

@@ -186,7 +186,7 @@ class StoreExchange:
         model: protocol.ModelSpec,
         constants: Constants,
     ) -> None:
-        """Put the founder's constants. Implements `Keeper`."""
+        """Put the founder's constants. Implements `ConstantsUploader`."""
         self._founder.keep(model, constants)
 
     def publish(self, frame: Frame) -> protocol.Reception:
@@ -377,7 +377,7 @@ class UpdatePublisher:
             (update.fragment, update.round) == (header.fragment, header.round)
             for update in member.stands
         ):
-            return protocol.Reception.SPOKEN_FOR
+            return protocol.Reception.OTHER_STAGED
         self.put(frame)
         self._closer.close_if_due(header.fragment)
         if is_departing:

@@ -57,7 +57,7 @@ class MessageKind(IntEnum):
     """The outcome is durable: the run's position, and its receipts for the state after
     the round and for the outcome."""
 
-    ALONE = 8
+    PUBLISH_DIRECTLY = 8
     """Publish the update of this round to the coordinator."""
 
     ENDED = 9
@@ -66,7 +66,7 @@ class MessageKind(IntEnum):
     LEAVING = 10
     """The sender leaves: end the collective, all ranks use the coordinator."""
 
-    APART = 11
+    COLLECTIVE_ENDED = 11
     """The collective has ended: every rank uses the coordinator alone."""
 
     BYE = 12
@@ -268,7 +268,7 @@ class ControlChannel:
         """End the collective in order: from now on no missing rank is a failure."""
         with self._lock:
             self._is_apart = True
-        self.send(ControlMessage(MessageKind.APART))
+        self.send(ControlMessage(MessageKind.COLLECTIVE_ENDED))
 
     def end(self) -> None:
         """Stop sending and receiving, except queued messages. Safe to repeat."""
@@ -338,7 +338,7 @@ class ControlChannel:
                     self.fail(message.text, but=rank)
                     return
             self.messages.put((rank, message))
-            if message.kind is MessageKind.APART:
+            if message.kind is MessageKind.COLLECTIVE_ENDED:
                 return
 
     def _close(self, rank: int) -> None:

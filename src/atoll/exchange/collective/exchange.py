@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 FAREWELL_S = 2.0
 """How long the leader, when it leaves, waits for the last messages of the others."""
 
-BLAME_S = 2 * SILENCE_S
+FAILURE_WAIT_S = 2 * SILENCE_S
 """How long a rank whose transfer broke waits for the report of the dead rank."""
 
 DISSOLVE_S = 10.0
@@ -169,7 +169,7 @@ class CollectiveExchange:
         return waits_for is not None
 
     def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
-        """Have the coordinator keep the founder's constants. Implements `Keeper`."""
+        """Upload the founder's constants. Implements `ConstantsUploader`."""
         self._inner.keep(joined, model, constants)
 
     def publish(self, frame: Frame) -> Reception:
@@ -252,7 +252,7 @@ class CollectiveExchange:
                     self._channel.names.update(enumerate(names))
                 case MessageKind.GO:
                     self._channel.send(self._follower.reduce(message))
-                case MessageKind.APART:
+                case MessageKind.COLLECTIVE_ENDED:
                     self._channel.send(ControlMessage(MessageKind.BYE))
                     self._channel.end()
                     return
@@ -261,7 +261,7 @@ class CollectiveExchange:
 
     def _fail_after_report(self, exc: RankUnreachable) -> None:
         """Wait for the leader to report the dead rank; else fail with this error."""
-        if not self._channel.wait_failure(BLAME_S):
+        if not self._channel.wait_failure(FAILURE_WAIT_S):
             self._channel.fail(f"The network between the ranks failed: {exc}")
 
     def _send(self, message: ControlMessage) -> None:
@@ -476,7 +476,7 @@ class CollectiveLeader:
             log.warning(
                 "round %d of fragment %d goes to the coordinator: %s", *key[::-1], exc
             )
-            message = ControlMessage(MessageKind.ALONE, *key)
+            message = ControlMessage(MessageKind.PUBLISH_DIRECTLY, *key)
         if self._channel.failure is None:
             self._channel.send(message)
             self._follower.handle(message)
@@ -484,10 +484,10 @@ class CollectiveLeader:
     def _decided(self, key: Key, updates: tuple[Header, ...]) -> ControlMessage:
         """Return the message with the decision about a round."""
         if len(updates) < self._size:
-            return ControlMessage(MessageKind.ALONE, *key)
+            return ControlMessage(MessageKind.PUBLISH_DIRECTLY, *key)
         preview = self._inner.agree(updates)
         if not isinstance(preview, Outcome):
-            return ControlMessage(MessageKind.ALONE, *key)
+            return ControlMessage(MessageKind.PUBLISH_DIRECTLY, *key)
         headers = (preview.agreed.header, *updates)
         go = ControlMessage(MessageKind.GO, *key, tuple(map(pack, headers)))
         self._results.clear()
@@ -495,10 +495,10 @@ class CollectiveLeader:
         self._results[LEADER] = self._follower.reduce(go)
         vouchers = self._vouchers(key)
         if vouchers is None:
-            return ControlMessage(MessageKind.ALONE, *key)
+            return ControlMessage(MessageKind.PUBLISH_DIRECTLY, *key)
         outcome = self._inner.agree(updates, self._follower.reduced(key), vouchers)
         if not isinstance(outcome, Outcome):
-            return ControlMessage(MessageKind.ALONE, *key)
+            return ControlMessage(MessageKind.PUBLISH_DIRECTLY, *key)
         receipts = outcome.receipt, outcome.agreed.receipt
         parts = (position_bytes(outcome.position), *receipts)
         return ControlMessage(MessageKind.COMMITTED, *key, parts)

@@ -95,7 +95,7 @@ class CollectiveFollower:
                 outcome = self._committed(message)
                 self._inner.note_receipts(outcome)
                 self._pending.complete(message.key, outcome)
-            case MessageKind.ALONE:
+            case MessageKind.PUBLISH_DIRECTLY:
                 self._publish(message.key)
             case MessageKind.ENDED:
                 self._reduced.pop(message.key, None)

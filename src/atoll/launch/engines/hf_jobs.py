@@ -47,7 +47,7 @@ def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     # A restarted job has no directory, and would found the run again.
     alike = {key: value for key, value in options.items() if key != "attempts"}
     serving = base.CoordinatorPlacement(
-        is_in_sight=False,
+        is_reachable=False,
         port=read.port,
         options={**alike, "flavor": read.coordinator_flavor},
     )

@@ -16,7 +16,7 @@ import numpy as np
 
 from atoll.exchange import Frame, Outcome
 from atoll.exchange.calls import Call, PublishCall, Reply
-from atoll.exchange.coordinator import CoordinatorLine
+from atoll.exchange.coordinator import CoordinatorTransport
 from atoll.island import Host
 from atoll.island.fragment import IslandFragment, UpdateInFlight
 from atoll.island.numpy_model import VectorView
@@ -114,8 +114,8 @@ class ObservedIncarnation:
             first = self._first_remaining(ledger)
             self._remaining_steps[fragment] = slice(first, len(self.rows.steps))
         elif ledger.slot.sealed is None:
-            round, tokens = ledger.slot.state.round + 1, self.host.tally.tokens
-            num_steps = self.host.tally.inner_steps
+            round, tokens = ledger.slot.state.round + 1, self.host.counters.tokens
+            num_steps = self.host.counters.inner_steps
             ledger.sealing(local, round=round, tokens=tokens, num_steps=num_steps)
 
     def before_write(self, fragment: int) -> None:
@@ -126,13 +126,13 @@ class ObservedIncarnation:
         if self.host is None:
             return
         ledger = self.ledgers[fragment]
-        sealed, tokens = ledger.slot.sealed, self.host.tally.tokens
+        sealed, tokens = ledger.slot.sealed, self.host.counters.tokens
         assert sealed is not None
         ledger.adopted(
             self.view.local[fragment],
             sealed,
             tokens=tokens,
-            num_steps=self.host.tally.inner_steps,
+            num_steps=self.host.counters.inner_steps,
         )
 
     def conclude(self) -> list[TokenFates]:
@@ -140,7 +140,7 @@ class ObservedIncarnation:
         if self.host is None:
             return []
         for ledger in self.ledgers:
-            self._close(ledger, self.host.tally.tokens)
+            self._close(ledger, self.host.counters.tokens)
         return [ledger.tokens for ledger in self.ledgers]
 
     def _remaining(self, ledger: FragmentLedger) -> F64:
@@ -178,7 +178,7 @@ class ObservedIncarnation:
             self._departed[update.digest] = (seal.tokens, update)
             return
         assert self.host is not None
-        self._departed[update.digest] = (self.host.tally.tokens, update)
+        self._departed[update.digest] = (self.host.counters.tokens, update)
         expected = self._remaining_work.get(header.fragment)
         if expected is None:
             return
@@ -288,11 +288,11 @@ class WatchedView:
 
 
 class WatchedLine:
-    """A line that reports updates and outcomes. Implements `CoordinatorLine`."""
+    """A line that reports updates and outcomes. Implements `CoordinatorTransport`."""
 
     def __init__(
         self,
-        inner: CoordinatorLine,
+        inner: CoordinatorTransport,
         incarnation: ObservedIncarnation,
         learn: Callable[[Outcome | Frame], None],
     ) -> None:

@@ -44,7 +44,7 @@ class FollowerRank:
         self._ranks, self._memory, self._data_ranks = ranks, memory, data_ranks
         self._signals, self._stop_agreement = signals, signals.stop_agreement
         self.keep_local, self.restore_local = view.keep_local, view.restore_local
-        self.tally = IslandCounters()
+        self.counters = IslandCounters()
         self._wakes_in = self._before_steps = 0
         self._failure: BaseException | None = None
         self._tape: Tape | None = None
@@ -105,7 +105,7 @@ class FollowerRank:
     @property
     def progress(self) -> tuple[int, int]:
         """The inner steps of all incarnations of the island, and this rank's tokens."""
-        return self._before_steps + self.tally.inner_steps, self.tally.tokens
+        return self._before_steps + self.counters.inner_steps, self.counters.tokens
 
     @property
     def settled_steps(self) -> int:
@@ -113,8 +113,8 @@ class FollowerRank:
 
     def count_from(self, progress: int) -> None:
         """Count inner steps like the leader, with `progress` in all incarnations."""
-        self.tally.inner_steps = self.concluded.trained[0]
-        self._before_steps = progress - self.tally.inner_steps
+        self.counters.inner_steps = self.concluded.trained[0]
+        self._before_steps = progress - self.counters.inner_steps
 
     def open_data(self, data: DataSpec, *, may_sync: bool) -> DealtRows:
         """Describe the data to the run; all ranks call this together.
@@ -150,7 +150,7 @@ class FollowerRank:
         self._tape.trim(self._rows.position)
 
     def count_tokens(self, tokens: int) -> None:
-        self.tally.tokens += tokens
+        self.counters.tokens += tokens
 
     def stepped(self) -> None:
         stops_here = self._stop_agreement.count_step()
@@ -159,7 +159,7 @@ class FollowerRank:
             if stops_here:
                 self._take_part("a step")
             return
-        self.tally.inner_steps += 1
+        self.counters.inner_steps += 1
         self._wakes_in -= 1
         if stops_here or self._wakes_in <= 0:
             self._take_part("a step")
@@ -209,7 +209,7 @@ class FollowerRank:
         entry = {
             "call": call,
             "steps": self._stop_agreement.steps,
-            "tokens": self.tally.tokens,
+            "tokens": self.counters.tokens,
             "asked": self._signals.is_end_requested(),
         }
         try:

@@ -83,19 +83,19 @@ def join_ranks(
     rank_group = rank_group_of(model)
     if rank_group is None:
         return None
-    keeping = keeping_of_ranks(checkpoint, rank_group, optimizer, run)
+    checkpointing = keeping_of_ranks(checkpoint, rank_group, optimizer, run)
 
     def enter(
         view: RankView, spec: ModelSpec, memory: ShardedMemory, constants: RankConstants
     ) -> Host:
-        earlier = keeping if keeping is not None else past
+        earlier = checkpointing if checkpointing is not None else past
         host = join_run(
             run,
             view,
             spec,
             island=island,
             memory=memory,
-            keeping=earlier,
+            checkpointing=earlier,
             constants=constants,
             bundle=bundle_of([stage.module for stage in rank_group.stages]),
         )
@@ -103,12 +103,14 @@ def join_ranks(
             warn_fresh_optimizer(host.joined, is_fresh=True)
         return host
 
-    saved = keeping.saved.fragments if keeping and keeping.saved else ()
-    returns = keeping is not None and keeping.is_exact
+    saved = (
+        checkpointing.saved.fragments if checkpointing and checkpointing.saved else ()
+    )
+    returns = checkpointing is not None and checkpointing.is_exact
     handle = form(rank_group, enter, check, saved=saved, returns=returns)
-    if keeping is not None:
-        begin_checkpoints(keeping, handle)
-    return handle, [stage.module for stage in rank_group.stages], keeping
+    if checkpointing is not None:
+        begin_checkpoints(checkpointing, handle)
+    return handle, [stage.module for stage in rank_group.stages], checkpointing
 
 
 Enter = Callable[[RankView, ModelSpec, ShardedMemory, RankConstants], Host]
@@ -271,21 +273,23 @@ def _agreed_policy(
     return policies[0] if policies else None
 
 
-def begin_checkpoints(keeping: IslandCheckpoints, handle: RankHandle) -> None:
+def begin_checkpoints(checkpointing: IslandCheckpoints, handle: RankHandle) -> None:
     """Begin to save checkpoints, on every rank, once the island is a member."""
     ranks = WorldRanks()
     host = handle.host if isinstance(handle, LeaderRank) else None
-    facts = json.dumps([host.progress[0], keeping.counted_at(host)]) if host else ""
+    facts = (
+        json.dumps([host.progress[0], checkpointing.counted_at(host)]) if host else ""
+    )
     progress, counted = json.loads(ranks.gather(facts)[LEADER])
     if isinstance(handle, FollowerRank):
         handle.count_from(progress)
-    has_cursors = keeping.keep_cursors(handle.before_seal, counted=counted)
+    has_cursors = checkpointing.keep_cursors(handle.before_seal, counted=counted)
     cursor = None
     if counted is not None and has_cursors:
         moved = together(
-            ranks, lambda: "yes" if keeping.restore_cursor(counted) else ""
+            ranks, lambda: "yes" if checkpointing.restore_cursor(counted) else ""
         )
         cursor = all(moved)
     if host is not None:
-        keeping.report_resume(host, cursor=cursor)
-    keeping.attach(handle, is_leader=host is not None)
+        checkpointing.report_resume(host, cursor=cursor)
+    checkpointing.attach(handle, is_leader=host is not None)

@@ -100,7 +100,7 @@ class LeaderRank:
     def _join(self, enter: Callable[[], Host]) -> None:
         with self._collective_call("join"):
             self._host = host = enter()
-            self.tally = host.tally
+            self.counters = host.counters
             self.membership = replace(
                 host.membership, data_share=data_share_of(LEADER, self._data_ranks)
             )
@@ -303,7 +303,7 @@ class LeaderRank:
         )
         self.must_stop = self.must_stop or is_asked
         if self._host is not None:
-            self._host.tally.tokens += total - self._counted
+            self._host.counters.tokens += total - self._counted
         self._counted, self._noted = total, self._tokens
 
     def _conclusion(self) -> Message:

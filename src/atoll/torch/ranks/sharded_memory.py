@@ -277,25 +277,27 @@ class ShardedMemory:
     def since(
         self,
         slot: IslandFragment,
-        flying: UpdateInFlight,
+        in_flight: UpdateInFlight,
         rest: UpdateInFlight,
         *,
         is_settled: bool,
     ) -> None:
         part = self._slots[slot.index]
-        self._memory.since(part, flying, rest, is_settled=is_settled)
+        self._memory.since(part, in_flight, rest, is_settled=is_settled)
 
     def has_left_over(self, slot: IslandFragment) -> bool:
-        flying = slot.sealed
-        is_flying = flying is not None and flying.outcome is None
-        return self.has_residual(slot, flying if is_flying else None)
+        in_flight = slot.sealed
+        is_in_flight = in_flight is not None and in_flight.outcome is None
+        return self.has_residual(slot, in_flight if is_in_flight else None)
 
     @on_all_ranks(Thread.BACKGROUND, combine=any)
-    def has_residual(self, slot: IslandFragment, flying: UpdateInFlight | None) -> bool:
+    def has_residual(
+        self, slot: IslandFragment, in_flight: UpdateInFlight | None
+    ) -> bool:
         """Return whether any part has a residual: after an update in flight, if any."""
         residual = self._slots[slot.index].residual
-        if flying is not None:
-            residual = flying.residual_after
+        if in_flight is not None:
+            residual = in_flight.residual_after
         return residual is not None and bool(residual.any())
 
     def unseal(self, slot: IslandFragment, saved: SavedFragment) -> None:

@@ -363,7 +363,7 @@ def serving_of(
     job_options = {
         key: value for key, value in options.items() if key not in _OF_SLICES
     }
-    return CoordinatorPlacement(is_in_sight=False, port=read.port, options=job_options)
+    return CoordinatorPlacement(is_reachable=False, port=read.port, options=job_options)
 
 
 _OF_SLICES = ("jobset", "hosts", "exclusive_topology")

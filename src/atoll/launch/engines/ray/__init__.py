@@ -70,7 +70,9 @@ class RayLauncher:
     def traits(self) -> base.Traits:
         # A driver and the nodes of its cluster reach each other.
         serving = base.CoordinatorPlacement(
-            is_in_sight=True, host=base.ADDRESS_PLACEHOLDER, options=dict(self._options)
+            is_reachable=True,
+            host=base.ADDRESS_PLACEHOLDER,
+            options=dict(self._options),
         )
         return base.Traits(serving=serving)
 

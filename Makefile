@@ -10,7 +10,7 @@ SLOW := tests/bench tests/plan/test_simulated.py tests/e2e tests/kill_storm test
 unexport PYTHONDONTWRITEBYTECODE
 
 # Guards of guards, long runs and whole fuzzers: CI runs them after the other tests.
-LONG := tests/kill_storm/test_kill_storm.py tests/training/test_convergence.py \
+LONG := tests/kill_storm/test_kill_storm.py tests/plan/test_simulated.py tests/training/test_convergence.py \
   tests/attacks/test_frame_fuzz.py tests/e2e/test_store_bench.py \
   $(addprefix tests/simulate/,test_planted.py test_planted_store.py test_more_storms_hold.py)
 

@@ -54,8 +54,8 @@ def test_the_model_is_as_large_as_its_outcomes() -> None:
 def test_a_run_that_agrees_gets_other_settings() -> None:
     """81.7 % by the model and 81 % measured: overlap is the first thing to change."""
     rounds = [
-        {"round": 8, "arrivals": {"a": 100, "b": 400}},
-        {"round": 9, "arrivals": {"a": 100, "b": None}},
+        {"round": 8, "arrivals": {"a": 0.1, "b": 0.4}},
+        {"round": 9, "arrivals": {"a": 0.1, "b": None}},
     ]
     run = measured(
         status(("a", 0.1, 0.81), ("b", 0.1, 0.81)), history={"rounds": rounds}
@@ -78,7 +78,7 @@ def test_a_run_that_agrees_gets_other_settings() -> None:
 
 def test_a_run_more_than_five_points_apart_gets_no_advice() -> None:
     """The unexplained seconds are named, with the spread of arrivals beside them."""
-    rounds = [{"round": 9, "arrivals": {"a": 100, "b": 3100}}]
+    rounds = [{"round": 9, "arrivals": {"a": 0.1, "b": 3.1}}]
     run = measured(status(("a", 0.1, 0.5), ("b", 0.1, 0.5)), history={"rounds": rounds})
     comparison = compare(run, LINK)
 
@@ -97,7 +97,7 @@ def test_a_run_more_than_five_points_apart_gets_no_advice() -> None:
 )
 def test_the_given_link_may_be_wrong(share: float, text: str) -> None:
     """In both directions, where updates arrive together."""
-    rounds = [{"round": 9, "arrivals": {"a": 100, "b": 110}}]
+    rounds = [{"round": 9, "arrivals": {"a": 0.1, "b": 0.11}}]
     run = measured(
         status(("a", 0.1, share), ("b", 0.1, share)), history={"rounds": rounds}
     )

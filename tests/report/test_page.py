@@ -130,3 +130,16 @@ def test_ticks_are_round_numbers_inside() -> None:
     """Between 1.71 and 2.62 they are fifths."""
     assert ticks(1.71, 2.62) == pytest.approx([1.8, 2.0, 2.2, 2.4, 2.6])
     assert ticks(3.0, 3.0) == [3.0]
+
+
+def test_findings_and_damage_are_events_of_the_page() -> None:
+    """The worst first, and then by time."""
+    finding = {"severity": "bad", "message": "The run has no quorum."}
+    found = record(["tokyo"], findings=[finding])
+    found.past["notes"].append(
+        {"event": "disk_failed", "message": "No space left.", "at": 1e6 + 5}
+    )
+    page = run_report(found)
+
+    assert "The run has no quorum." in page
+    assert "The disk failed: No space left." in page

@@ -43,6 +43,7 @@ OWN_MODULES = {
     "atoll.demo.report": "what the demo shows; the verb is in another package",
     "atoll.run_client.move": "slow to import; the verb needs it only after its checks",
     "atoll.run_client.store_past": "makes documents into events; the client uses a run",
+    "atoll.telemetry.grafana": "tables of panels and rules; the verb only prints them",
     "atoll.telemetry.trackers": "adapters of wandb, mlflow and trackio",
     "atoll.telemetry.webhook": "adapter of webhooks",
     "atoll.coordinator.commit": "the reduction and the durable writes of a round",

@@ -36,10 +36,15 @@ def ended(at_s: float, kind: str = "quorum") -> Event:
 def bodies_of(*events: Event) -> list[dict[str, str]]:
     """Return the bodies that a webhook posts for events."""
     bodies: list[dict[str, str]] = []
+    times: list[float] = []
     webhook = Webhook(
-        URL, "lagoon", post=lambda url, body: bodies.append(json.loads(body))
+        URL,
+        "lagoon",
+        post=lambda url, body: bodies.append(json.loads(body)),
+        now_unix_s=lambda: times[-1],
     )
     for event in events:
+        times.append(event.at_unix_s)
         webhook(event)
     return bodies
 
@@ -114,7 +119,7 @@ def listener(status: int) -> Iterator[tuple[str, list[bytes]]]:
 def test_a_server_receives_json() -> None:
     """Over real HTTP."""
     with listener(200) as (url, received):
-        Webhook(url, "lagoon")(began(0.0))
+        Webhook(url, "lagoon", now_unix_s=lambda: 0.0)(began(0.0))
 
     assert [json.loads(body)["finding"] for body in received] == ["quorum"]
 
@@ -123,8 +128,22 @@ def test_a_server_receives_json() -> None:
 def test_a_server_that_refuses_is_named_without_its_path(status: int) -> None:
     """The path of a webhook is its secret; a redirect is not followed."""
     with listener(status) as (url, _):
-        webhook = Webhook(f"{url}secret", "lagoon")
+        webhook = Webhook(f"{url}secret", "lagoon", now_unix_s=lambda: 0.0)
         with pytest.raises(Unreachable, match=str(status)) as caught:
             webhook(began(0.0))
 
     assert "secret" not in str(caught.value)
+
+
+def test_findings_of_the_past_are_not_posted() -> None:
+    """A first call of `atoll track` reads all events of a run."""
+    bodies: list[bytes] = []
+    webhook = Webhook(
+        URL,
+        "lagoon",
+        post=lambda url, body: bodies.append(body),
+        now_unix_s=lambda: 10_000.0,
+    )
+    webhook(began(0.0))
+
+    assert bodies == []

@@ -41,6 +41,7 @@ PANELS = {
         "dashboard": "Show a run in the browser, and control it there.",
         "status": "Print a run's progress, its islands, and why it waits.",
         "events": "Print the last 1,000 events of a run, or all since a time.",
+        "telemetry": "Print a Grafana dashboard, alert rules, or a scrape config.",
         "report": "Write one page about a run: loss, who counted, and time.",
         "track": "Write the curves of a run into an experiment tracker.",
         "doctor": "Check the connection from this machine to a run, step by step.",
@@ -112,6 +113,10 @@ VERB_EXAMPLES = {
         "atoll status s3://reef/lagoon --json",
     ),
     "events": ("atoll events lagoon --since 2h", "atoll events lagoon --follow"),
+    "telemetry": (
+        "atoll telemetry grafana",
+        "atoll telemetry scrape lagoon",
+    ),
     "report": (
         "atoll report lagoon -o lagoon.html",
         "atoll report lagoon.atoll --csv tables --baseline curve.csv",

@@ -86,8 +86,10 @@ def _show(event: Event, *, as_json: bool) -> None:
         typer.echo(json.dumps(event.as_dict()))
         return
     time_of_day = time.strftime("%H:%M:%S", time.localtime(event.at_unix_s))
-    fields = (f"{key}={printable(_brief(v))}" for key, v in event.fields.items())
-    name, text = event.name, " ".join(fields)
+    fields = (
+        f"{printable(key)}={printable(_brief(v))}" for key, v in event.fields.items()
+    )
+    name, text = printable(event.name), " ".join(fields)
     gap = " " * (18 - len(name)) if text else ""
     echo((f"{time_of_day}  ", ""), (name, "bold"), (f"{gap}{text}", ""))
 

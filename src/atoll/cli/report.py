@@ -55,6 +55,8 @@ def report(
     with closing(_open(run)) as client:
         record = record_of(client, points)
     file = out or Path(f"{_file_name(record.name)}.html")
+    if out is None and file.exists():
+        raise UsageError(f"{file} exists already. Give another name: --out FILE.")
     _write(file, run_report(record))
     tables = [] if csv_directory is None else write_tables(record, csv_directory)
     if as_json:

@@ -2,7 +2,7 @@
 
 Events are the source: those of the coordinator's files first, then new ones. After
 each batch the number of its last event is stored beside the user's credentials, so
-that a second call continues, and no point is written twice.
+that a second call continues; after a kill the last batch is written again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Annotated, Protocol
 import typer
 
 from atoll.cli.run_names import RUN, open_named
-from atoll.errors import AtollError, UsageError
+from atoll.errors import UsageError
 from atoll.island.environment import credentials_from_environment
 from atoll.run_client import RunClient
 from atoll.security.private_files import private_directory, replace_private
@@ -27,6 +27,7 @@ from atoll.settings.reference import values_of
 from atoll.telemetry import Event
 from atoll.telemetry.event_files import MAX_PAGE
 from atoll.telemetry.tensorboard import TensorBoardWriter, scalars_of
+from atoll.telemetry.text import printable
 from atoll.telemetry.trackers import TRACKERS, TrackedRun, Tracker
 from atoll.telemetry.webhook import Webhook
 
@@ -64,7 +65,8 @@ def track(
         cursors = [Cursor.of(tracked.run_id, text) for text in to]
         events = _past(client, cursors)
         _write(events, sinks, cursors)
-        typer.echo(f"{len(events)} events of {tracked.name} to {', '.join(to)}")
+        kinds = ", ".join(text.partition(":")[0] for text in to)
+        typer.echo(f"{len(events)} events of {printable(tracked.name)} to {kinds}")
         if not once:
             _follow(client, events[-1] if events else None, sinks, cursors)
 
@@ -103,8 +105,8 @@ class CallbackSink:
         for event in events:
             try:
                 self._function(event)
-            except (AtollError, OSError) as exc:
-                typer.echo(f"atoll: {exc}", err=True)
+            except Exception as exc:  # one sink's trouble is not that of the others
+                typer.echo(f"atoll: {printable(exc)}", err=True)
 
 
 def _described(client: RunClient) -> TrackedRun:

@@ -279,7 +279,7 @@ class RunFeed:
                 answers.epoch = answers.status.get("epoch")
                 answers.settings = settings_document(client.settings())
             answers.error = None
-        except AtollError as exc:
+        except Exception as exc:  # a run may answer anything; the thread must live
             self._drop_client()
             since_unix_s = (answers.error or {}).get("since_unix_s", time.time())
             answers.error = {"exception": exc, "since_unix_s": since_unix_s}

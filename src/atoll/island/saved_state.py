@@ -217,7 +217,7 @@ def _names(kind: type, *without: str) -> list[str]:
 
 
 _ISLAND_FIELDS = _names(SavedIsland, "fragments", "stride", "deal")
-_FRAGMENT_FIELDS = _names(SavedFragment, "index", "update", "book")
+_FRAGMENT_FIELDS = _names(SavedFragment, "index", "update", "sync_state")
 _UPDATE_FIELDS = _names(SavedUpdate, "frame", "arrival")
 
 

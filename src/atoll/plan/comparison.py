@@ -145,7 +145,7 @@ def _parameters(recent: Sequence[Document], plan: Plan, islands: int) -> int:
 
 def _spread_s(rounds: Sequence[Document]) -> float | None:
     spreads = [
-        (max(arrivals) - min(arrivals)) / 1e3
+        max(arrivals) - min(arrivals)
         for row in rounds
         if len(arrivals := _known(row.get("arrivals") or {})) > 1
     ]
@@ -153,7 +153,7 @@ def _spread_s(rounds: Sequence[Document]) -> float | None:
 
 
 def _known(arrivals: Document) -> list[float]:
-    return [float(ms) for ms in arrivals.values() if ms is not None]
+    return [float(late_s) for late_s in arrivals.values() if late_s is not None]
 
 
 @dataclass(frozen=True)

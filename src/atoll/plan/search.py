@@ -1,7 +1,7 @@
 """The settings that keep devices busy, and their bounds.
 
 The order of the search is the rule of quality: rounds as frequent as can be, then as
-many bits as can be, then as little overlap as can be, as long as devices are busy. The
+few bytes as can be, then as little overlap as can be, as long as devices are busy. The
 model never trades loss for speed: it has no number for that.
 """
 

@@ -337,9 +337,7 @@ def happened(record: RunRecord) -> ReportSection | None:
     if not findings and not notes:
         return None
     begin = record.started_unix_s or (notes[0]["at"] if notes else 0.0)
-    rows = [
-        (str(finding["severity"]), str(finding["sentence"])) for finding in findings
-    ]
+    rows = [(str(finding["severity"]), str(finding["message"])) for finding in findings]
     cut = len(notes) - MAX_EVENTS
     rows += [
         (_moment(note["at"] - begin), SENTENCES[note["event"]](note))
@@ -501,8 +499,8 @@ SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "journal_cut": _text(
         "file", "The end of the journal did not verify and was cut: {}."
     ),
-    "journal_damaged": _text("file", "The journal was damaged: {}."),
-    "disk_failed": _text("error", "The disk failed: {}."),
+    "journal_damaged": _text("message", "The journal was damaged: {}"),
+    "disk_failed": _text("message", "The disk failed: {}"),
     "work_dropped": _text("island", "{} dropped work that came too late."),
     "coordinator_started": lambda n: (
         f"The coordinator started at round {n.get('round')}"

@@ -417,7 +417,10 @@ def _late(view: FindingInput) -> Iterator[Finding]:
                     f"{row['island']} was late in {marks.count('~')} of its last "
                     f"{len(marks)} rounds.{pace}"
                 ),
-                remedy="Raise run.patience, or set sync.dynamic_local_updates.",
+                remedy=(
+                    "Raise run.patience, or set sync.dynamic_local_updates=true in the "
+                    "next run."
+                ),
                 command=view.control("set run.patience=..."),
                 island=row["island"],
             )

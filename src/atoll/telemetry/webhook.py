@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import deque
 from collections.abc import Callable
+from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -33,12 +35,20 @@ class Webhook:
         url: HTTPS, or HTTP on this machine.
         run: The name of the run in the body.
         post: Sends a body to a URL.
+        now_unix_s: The clock of the rate; events of the past are not posted.
 
     Raises:
         UsageError: the URL is neither.
     """
 
-    def __init__(self, url: str, run: str, *, post: Post | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        run: str,
+        *,
+        post: Post | None = None,
+        now_unix_s: Callable[[], float] = time.time,
+    ) -> None:
         parts = urlsplit(url)
         is_local = parts.scheme == "http" and parts.hostname in LOOPBACK
         if not parts.hostname or not (parts.scheme == "https" or is_local):
@@ -47,7 +57,7 @@ class Webhook:
                 "is a secret: name a variable that holds it, webhook:env:NAME."
             )
         self._url, self._run = url, run
-        self._post = post or _post
+        self._post, self._now_unix_s = post or _post, now_unix_s
         self._bad: dict[tuple[str, str | None], str] = {}
         """Messages of bad findings that have begun, by kind and island."""
 
@@ -63,27 +73,30 @@ class Webhook:
         """
         fields = event.fields
         finding = str(fields.get("kind")), _text(fields.get("island"))
-        if event.name == "finding_began" and fields["severity"] == Severity.BAD:
-            message = str(fields["message"])
+        if event.name == "finding_began" and fields.get("severity") == Severity.BAD:
+            message = str(fields.get("message"))
             self._bad[finding] = message
             text = f"{self._run}: {message} {fields.get('remedy') or ''}".strip()
         elif event.name == "finding_ended" and finding in self._bad:
             text = f"{self._run}: over: {self._bad.pop(finding)}"
         else:
             return
-        if not self._may_call(event.at_unix_s):
+        now_unix_s = self._now_unix_s()
+        if now_unix_s - event.at_unix_s > HOUR_S:
+            return
+        if not self._may_call(now_unix_s):
             self.skipped += 1
             return
         body = {"text": text, "run": self._run, "finding": finding[0]}
         self._post(self._url, json.dumps(body).encode())
 
-    def _may_call(self, at_unix_s: float) -> bool:
+    def _may_call(self, now_unix_s: float) -> bool:
         calls = self._calls_unix_s
         last = calls[-1] if calls else -math.inf
-        is_full = len(calls) == MAX_PER_HOUR and at_unix_s - calls[0] < HOUR_S
-        if is_full or at_unix_s - last < MIN_PAUSE_S:
+        is_full = len(calls) == MAX_PER_HOUR and now_unix_s - calls[0] < HOUR_S
+        if is_full or now_unix_s - last < MIN_PAUSE_S:
             return False
-        calls.append(at_unix_s)
+        calls.append(now_unix_s)
         return True
 
 
@@ -103,7 +116,7 @@ def _post(url: str, body: bytes) -> None:
     try:
         with build_opener(_NoRedirect).open(request, timeout=TIMEOUT_S):
             pass
-    except OSError as exc:
+    except (OSError, HTTPException) as exc:
         if isinstance(exc, HTTPError):
             exc.close()
         host = urlsplit(url).hostname

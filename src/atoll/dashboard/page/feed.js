@@ -97,9 +97,12 @@ export class Feed {
       } catch (error) {
         if (error.name === "AbortError") continue;
         this.failure = error;
-        this.onChange();
-        if (error.status === 401 || error.status === 403) return;
         this.lostAt ??= Date.now();
+        if (error.status === 401 || error.status === 403) {
+          this.onChange();
+          return;
+        }
+        this.onChange();
         const pause = PAUSES_S[Math.min(this.attempt, PAUSES_S.length - 1)];
         this.attempt += 1;
         await new Promise((resolve) => setTimeout(resolve, 1000 * pause));

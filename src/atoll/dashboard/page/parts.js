@@ -31,7 +31,7 @@ export const Bar = ({ part, label, kind = "ours" }) => html`
 export function CommandLine({ text }) {
   const [isCopied, setCopied] = useState(false);
   const copy = async () => {
-    await navigator.clipboard.writeText(text);
+    await navigator.clipboard.writeText(shown(text, 1000));
     setCopied(true);
     setTimeout(() => setCopied(false), 2000);
   };

@@ -499,8 +499,11 @@ class RoundCloser:
         if ledger is not None:
             ledger.read()  # the judge knows which island holds which rows
         is_old = self._runtime.now_s() - read_s > FRESH_S
-        if (self._prove_base(fragment) or is_old) and not self._read(fragment):
-            return
+        if self._prove_base(fragment) or is_old:
+            if not self._read(fragment):
+                return
+            if ledger is not None:
+                ledger.read()  # never older than the updates that it judges
         document = self._due(fragment, has_work=has_work)
         if ledger is not None and not ledger.is_current(fragment):
             return

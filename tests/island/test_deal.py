@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll import RunSettings
-from atoll.data import Ask, DataSpec, Spans
+from atoll.data import Ask, Claim, DataSpec, Spans
 from atoll.errors import AtollWarning, UsageError
 from atoll.island.deal import Deal, DealtRows, SavedDeal, Tape
 from atoll.runtime import SystemRuntime
@@ -288,3 +289,30 @@ def test_rows_are_those_of_the_runs_order() -> None:
 
     assert take(deal.open(DataSpec(rows=10)), 10) == [1, 0, 3, 9, 5, 8, 4, 6, 2, 7]
     assert np.array_equal(deal.rows.take(1), [])
+
+
+class PatientDealer(LedgerDealer):
+    """Never says that no row can return."""
+
+    def claim(self, ask: Ask) -> Claim:
+        return replace(super().claim(ask), is_over=False)
+
+
+def test_a_claim_that_is_repeated_while_the_loop_waits_is_added_once() -> None:
+    """A window is sealed while the loop waits for rows: both ask for one claim."""
+    dealer = PatientDealer(unit_rows=4)
+    deal = opened(dealer, rows=8)
+    dealer.claim(Ask(island="b", incarnation=1, number=1, want=1))
+    steps(deal, 4)
+    waits = iter([True, False])
+
+    def rows_return() -> bool:
+        dealer.ledger = dealer.ledger.released("b")
+        deal.note_seal(0)
+        return next(waits)
+
+    deal.wait_for_rows = rows_return
+
+    assert take(deal.rows, 8) == [0, 1, 2, 3]
+    assert deal.is_over
+    assert {2, 3} <= {ask.number for ask in dealer.asks}

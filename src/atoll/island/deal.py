@@ -328,6 +328,9 @@ class Deal:
         """As the loop has given it; None before that."""
 
         self._pending: Future[Claim] | None = None
+        """The answer of a claim in the background."""
+
+        self._pending_number = 0
         self._window = 0
         """Turns of the last window."""
 
@@ -425,6 +428,7 @@ class Deal:
         if missing <= 0 or self._pending is not None or self.is_over:
             return
         ask, self._pending = self._next_ask(missing), self._runtime.future()
+        self._pending_number = ask.number
         self._runtime.spawn(
             partial(_answer, self._dealer, ask, self._pending), name="atoll-claim"
         )
@@ -450,9 +454,9 @@ class Deal:
         if self.is_over:
             return False
         while True:
-            num_turns = self.rows.drawn - self._sealed_at
-            claim = self._dealer.claim(self._next_ask(num_turns))
-            if self._put(claim) or self._deal_dropped():
+            ask = self._next_ask(self.rows.drawn - self._sealed_at)
+            claim = self._dealer.claim(ask)
+            if self._put(ask.number, claim) or self._deal_dropped():
                 return True
             if self._number < self._last_known:
                 self._number += 1  # its turns were released when the island had left
@@ -460,6 +464,8 @@ class Deal:
             if claim.is_over or not self.wait_for_rows():
                 self.is_over = True
                 return False
+            if self.absorb(waits=True):  # a window was sealed while this one waited
+                return True
 
     def absorb(self, *, waits: bool = False) -> bool:
         """Add the turns of a claim in the background, once it is answered.
@@ -474,7 +480,7 @@ class Deal:
             claim = pending.result()
         except AtollError:
             return False
-        return self._put(claim)
+        return self._put(self._pending_number, claim)
 
     def save(self) -> SavedDeal:
         """Return the tape from the last settled turn on, for a checkpoint."""
@@ -498,9 +504,12 @@ class Deal:
             self._ask, number=number, want=min(want, MAX_WANT), start=self._next_item
         )
 
-    def _put(self, claim: Claim) -> bool:
-        """Add the turns of a claim; without turns it has not used its number."""
-        if not claim.spans:
+    def _put(self, number: int, claim: Claim) -> bool:
+        """Add the turns of a claim; without turns it has not used its number.
+
+        A claim that was answered twice is added once.
+        """
+        if not claim.spans or number <= self._number:
             return False
         self._number += 1
         self._tape.extend(claim.spans)

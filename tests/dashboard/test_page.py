@@ -278,6 +278,7 @@ def test_events_go_back_to_the_first(calm: Window) -> None:
     while older.count():
         with calm.page.expect_response("**/api/events**"):
             older.click()
+        expect(calm.page.locator("button:disabled", has_text="Older")).to_have_count(0)
     calm.page.get_by_role("button", name="members").click()
     expect(calm.page.locator(".notes li").last).to_contain_text("tokyo-1 joined")
 

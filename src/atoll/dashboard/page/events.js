@@ -16,13 +16,16 @@ export function EventsPage({ view }) {
   const [isAll, setAll] = useState(false);
   const [older, setOlder] = useState({ events: [], before: null, isOpen: true });
   const [error, setError] = useState("");
+  const [isReading, setReading] = useState(false);
   const more = async () => {
+    setReading(true); // a second press would read the same page again
     try {
       setError("");
       setOlder(await page(older, state.events));
     } catch (failure) {
       setError(failure.message);
     }
+    setReading(false);
   };
   const events = [...older.events, ...state.events]
     .filter((event) => (isAll || !ROUTINE.has(event.event)) && isIn(event, filter))
@@ -46,7 +49,7 @@ export function EventsPage({ view }) {
     ${events.length === 0 && html`<p class="soft">None of the events read so far.</p>`}
     ${error && html`<p class="bad" role="alert">${error}</p>`}
     ${older.isOpen
-      ? html`<button onClick=${more}>Older events</button>`
+      ? html`<button onClick=${more} disabled=${isReading}>Older events</button>`
       : html`<p class="soft">These are all that are kept.</p>`}
   <//>`;
 }

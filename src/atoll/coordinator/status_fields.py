@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -9,6 +10,7 @@ from typing import Any
 
 from atoll.protocol import Stats
 from atoll.protocol.coordinator_state import CoordinatorState
+from atoll.protocol.model import ModelSpec
 from atoll.wire import MOMENTS, codec
 
 HIGH_WAITING_SHARE = 1 / 3
@@ -170,3 +172,10 @@ def _unequal(state: CoordinatorState, now_s: float) -> str:
 def control_command(state: CoordinatorState) -> str:
     """Return the command line that controls the run, without its action."""
     return f"atoll control {shlex.quote(state.settings.run.name)}"
+
+
+def num_parameters(model: ModelSpec | None) -> int | None:
+    """Return the elements of the trained tensors; None before a run is founded."""
+    if model is None:
+        return None
+    return sum(math.prod(t.shape) for t in model.with_role("parameter"))

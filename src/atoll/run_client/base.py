@@ -124,7 +124,24 @@ class RunStatus:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> RunStatus:
-        """Return the status in a document."""
+        """Return the status in a document.
+
+        Raises:
+            CorruptError: it is no status, or an island of it has no name or state.
+        """
+        try:
+            return cls._of(document)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise CorruptError(
+                f"The run's status cannot be read ({type(exc).__name__}: "
+                f"{str(exc)[:200]}). It may be of another version: upgrade Atoll here."
+            ) from exc
+
+    @classmethod
+    def _of(cls, document: Mapping[str, Any]) -> RunStatus:
+        for row in document["islands"]:
+            if not (isinstance(row["island"], str) and isinstance(row["state"], str)):
+                raise TypeError("an island has no name or state")
         return cls(
             run=str(document["run"]),
             name=str(document["name"]),

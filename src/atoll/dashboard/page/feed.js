@@ -44,11 +44,16 @@ export async function call(method, path, body, signal) {
     credentials: "omit",
     body: body === undefined ? undefined : JSON.stringify(body),
   });
-  const answer = await reply.json().catch(() => ({}));
+  const answer = await reply.text().then(parsed).catch(() => ({}));
   if (!reply.ok) {
     throw new Failure(reply.status, answer.error ?? "", answer.message ?? reply.statusText);
   }
   return answer;
+}
+
+/** Return JSON without keys that Preact takes for those of its own elements. */
+function parsed(text) {
+  return JSON.parse(text, (key, value) => (key.startsWith("__") ? undefined : value));
 }
 
 /** Exchange the code of the link, if there is one, for a session. */

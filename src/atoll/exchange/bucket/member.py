@@ -231,9 +231,9 @@ class MemberEntry:
             )
 
     def _withdraw(self, document: documents.MemberDocument) -> None:
-        farewell = replace(document, beats=document.beats + 1, has_left=True)
+        departure = replace(document, beats=document.beats + 1, has_left=True)
         key = keys.member(document.beat.island, document.beat.incarnation)
-        self._store.put(key, documents.packed(documents.MEMBER, farewell, key))
+        self._store.put(key, documents.packed(documents.MEMBER, departure, key))
 
     def _watch(self, is_done: Callable[[], bool]) -> bool:
         """Read members until `is_done`; return False if a lease passes before."""
@@ -513,7 +513,7 @@ def read_full_update(reader: BucketReader, header: wire.Header) -> Frame:
 
 
 _FAREWELL_POLLS, _FAREWELL_POLL_S = 40, 0.05
-"""How long a farewell waits for a heartbeat that is being put."""
+"""How long a departure waits for a heartbeat that is being put."""
 
 log = logging.getLogger("atoll")
 
@@ -657,12 +657,12 @@ class MemberLease:
             [documents.MemberDocument], tuple[documents.StandingUpdate, ...]
         ],
     ) -> bool:
-        """Put a farewell that names standing updates; False: it was put before."""
+        """Put a departure that names standing updates; False: it was put before."""
         with self.reader.lock:
             member = self.member
             if member is None or member.has_left:
                 return False
-            self.member = farewell = replace(
+            self.member = departure = replace(
                 member,
                 beats=member.beats + 1,
                 has_left=True,
@@ -673,14 +673,14 @@ class MemberLease:
             if not self._is_beating:
                 break
             self._runtime.sleep(_FAREWELL_POLL_S)  # a heartbeat would overwrite it
-        self._put(farewell)
-        self._note_past(farewell)
+        self._put(departure)
+        self._note_past(departure)
         with self.reader.lock:
-            self.reader.member_view.apply(farewell, self._runtime.now_s())
+            self.reader.member_view.apply(departure, self._runtime.now_s())
         return True
 
     def _put_beat(self, member: documents.MemberDocument) -> None:
-        """Put a heartbeat; if the island has left meanwhile, its farewell again."""
+        """Put a heartbeat; if the island has left meanwhile, its departure again."""
         self._is_beating = True
         try:
             self._put(member)
